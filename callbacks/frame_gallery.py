@@ -17,7 +17,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.drawing import encode, original_frame, prediction_sheet, side_by_side
 from yolo_lightning.evaluation.gallery import FrameScore, Gallery, GalleryFrame, frame_scores, shown_detections
 from yolo_lightning.utils.choices import checked_arguments
-from yolo_lightning.utils.files import replacing, write_json
+from yolo_lightning.utils.files import write_bytes, write_json
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.run_files import EPOCHS, FRAMES
@@ -129,9 +129,7 @@ class FrameGallery(Callback):
 
     def _write_sheet(self, path: Path, class_names: Sequence[str]) -> None:
         """Write the sheet of a validation, and delete sheets between earlier validations if there are too many."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_bytes(encode(prediction_sheet(list(self._sheet.values()), class_names)))
+        write_bytes(path, encode(prediction_sheet(list(self._sheet.values()), class_names)))
         sheets = sorted(path.parent.glob("*.jpg"))
         if len(sheets) > MOST_SHEETS:
             for sheet in sheets[1:-1:2]:
@@ -169,9 +167,7 @@ class FrameGallery(Callback):
         for group, frames in groups.items():
             for number, frame in enumerate(frames, 1):
                 path = folder / f"{stage}-{group}-{number}.jpg"
-                drawn = side_by_side(frame.pixels, frame.target, frame.prediction, class_names)
-                with replacing(path) as temporary:
-                    temporary.write_bytes(encode(drawn))
+                write_bytes(path, encode(side_by_side(frame.pixels, frame.target, frame.prediction, class_names)))
                 listed.append(GalleryFrame(**msgspec.structs.asdict(frame.score), group=group, file=path.name))
         gallery = Gallery(self.score_threshold, tuple(class_names), tuple(listed))
         write_json(index, msgspec.to_builtins(gallery))

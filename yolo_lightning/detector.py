@@ -257,8 +257,8 @@ class Detector:
 
     def _sample(self, picture: InputImage, pixels: Image, size: ImageSize) -> Sample:
         height, width = pixels.shape[:2]
-        unlabelled = Labelled(pixels, np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
-        placed, placement = letterbox(unlabelled, size, shrink_by_area=self.settings.resize == "area")
+        shrinks_by_area = self.settings.resize == "area"
+        placed, placement = letterbox(Labelled.without_boxes(pixels), size, shrink_by_area=shrinks_by_area)
         image = with_difference(placed.image) if self.settings.background else placed.image
         return Sample(image, placed.boxes, placed.labels, str(picture.source or ""), (height, width), placement)
 

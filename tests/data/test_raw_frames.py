@@ -174,7 +174,9 @@ def test_albumentations_is_refused_with_full_depth(raw_set: Path) -> None:
 def test_16_bit_frames_are_the_8_bit_twins(raw_set: Path, tmp_path: Path) -> None:
     """Without compression, the twins differ by the rounding of the raw values to eighths of a level."""
     twin = draw_dataset(tmp_path / "twin", **FRAMES)
-    raw, gray = data(raw_set).open("train", "folder"), data(twin, PixelRange()).open("train")
+    of_folder = data(raw_set)
+    of_folder.dataset_format = with_storage(of_folder.dataset_format, "folder")
+    raw, gray = of_folder.open("train"), data(twin, PixelRange()).open("train")
     for position in range(0, 16, 5):
         difference = raw.read(position).image.astype(int) - gray.read(position).image
         assert np.abs(difference).mean() < 1.5, "JPEG"

@@ -87,7 +87,7 @@ class LabelledFrames:
             elif self.channels == 3:
                 shape += (3,)
             empty = np.full(shape, PADDING, np.float32 if self.pixel_range.has_full_depth else np.uint8)
-            return Labelled(empty, np.zeros((0, 4), np.float32), np.zeros(0, np.int64), problem=str(error))
+            return Labelled.without_boxes(empty, str(error))
         except (ArithmeticError, LookupError, RuntimeError, ValueError, cv2.error) as error:
             if not isinstance(error, ReplacedFileError):  # not a matter of this frame
                 error.add_note(f"while reading image id={image_id}")  # part of the failure record

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from yolo_lightning.data.batch import Prediction, by_image
-from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.files import write_bytes
 
 Detection = dict[str, int | float | str | list[float]]
 
@@ -42,6 +42,4 @@ def coco_detections(
 
 def write_coco_results(results: Iterable[Detection], path: Path) -> None:
     """Write the file atomically, one detection per line; create its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_bytes(b"[\n" + b",\n".join(msgspec.json.encode(result) for result in results) + b"\n]\n")
+    write_bytes(path, b"[\n" + b",\n".join(msgspec.json.encode(result) for result in results) + b"\n]\n")

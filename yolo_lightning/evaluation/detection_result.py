@@ -19,7 +19,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.coco_results import Detection, coco_detections
 from yolo_lightning.evaluation.drawing import detection_texts, with_boxes
 from yolo_lightning.utils.choices import checked_arguments, plain
-from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.files import write_bytes
 from yolo_lightning.utils.paths import user_path
 
 if TYPE_CHECKING:
@@ -135,10 +135,7 @@ class DetectionResult:
         file = user_path(path)
         if not cv2.haveImageWriter(f"picture{file.suffix}"):
             raise UserError(f"path must end in an image format such as .jpg or .png, got {file}.")
-        content = self._encoded(file.suffix)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file, durable=False) as temporary:
-            temporary.write_bytes(content)
+        write_bytes(file, self._encoded(file.suffix), durable=False)
 
     def show(self) -> None:
         """Open the picture in the image viewer of the system. Notebooks show a result without this call.

@@ -137,6 +137,13 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
+def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write a file atomically (see `replacing`), and create its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, durable=durable) as temporary:
+        temporary.write_bytes(content)
+
+
 def write_json(
     path: Path, content: Any, *, indent: int | None = 2, allow_nan: bool = True, durable: bool = True
 ) -> None:

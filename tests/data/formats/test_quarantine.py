@@ -99,8 +99,8 @@ def test_frames_are_not_looked_at_before_training_either(make: Make, monkeypatch
     name = make().index("train").file_name(0)  # the first sampled frame
     opened = DetectionDataModule.open
 
-    def trapped(self: DetectionDataModule, split: Any, storage: Any = None) -> LabelledFrames:
-        found = opened(self, split, storage)
+    def trapped(self: DetectionDataModule, split: Any) -> LabelledFrames:
+        found = opened(self, split)
         found.storage = Trap(found.storage, name)
         return found
 

@@ -16,7 +16,7 @@ from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.exit_codes import INTERRUPTED, ExitCode
-from yolo_lightning.utils.files import replacing, write_json
+from yolo_lightning.utils.files import write_bytes, write_json
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.stop_signals import pasteable
 
@@ -88,8 +88,7 @@ def write_results(out: Path, folder: Path, settings: Mapping[str, Any], command:
     environment = {"date": date, "command": command.replace(sys.executable, "python"), **settings}
     content = {"format": FORMAT, **environment, "stages": {record.stage: asdict(record) for record in records}}
     write_json(out / RESULTS, content)
-    with replacing(out / PAGE) as temporary:
-        temporary.write_text(page(records, environment), encoding="utf-8")
+    write_bytes(out / PAGE, page(records, environment).encode())
     print("\n".join(answer(record, record.stage) for record in records))
     return [record.state for record in records]
 

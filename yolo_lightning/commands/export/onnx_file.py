@@ -17,7 +17,7 @@ from yolo_lightning.model.graph import OWN_SETTINGS
 from yolo_lightning.model.layers import graph_stride, image_layers, keep_branch
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.model.postprocess import best_boxes
-from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.files import write_bytes
 
 OPSET = 20  # First ONNX operator set with all operators of the network
 INPUT = "images"
@@ -106,8 +106,7 @@ def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSett
     onnx.helper.set_model_props(model, {key: str(value) for key, value in about.items()})
     differences = compare(model, network, settings.image_size)
     onnx.checker.check_model(model, full_check=True)
-    with replacing(path) as temporary:
-        temporary.write_bytes(model.SerializeToString())
+    write_bytes(path, model.SerializeToString())
     return differences
 
 

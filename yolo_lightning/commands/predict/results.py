@@ -217,8 +217,7 @@ class VideoFile:
                 f"pixels at {time_s:,.1f} s; frames of another size than the first are scaled and padded in this "
                 "video. In other results, boxes refer to the size of their frame"
             )
-        plain = Labelled(pixels, np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
-        fitted, _ = letterbox(plain, self._size, shrink_by_area=True)
+        fitted, _ = letterbox(Labelled.without_boxes(pixels), self._size, shrink_by_area=True)
         return np.asarray(fitted.image, dtype=np.uint8)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from yolo_lightning.commands.console import check_writable, writing
 from yolo_lightning.commands.monitor.read_run import check_holds_run
-from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.files import write_bytes
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.run_files import COMPARISON, REPORT
 
@@ -50,6 +50,5 @@ def write_report(runs: Sequence[Path], path: Path) -> list[str]:
         compared = by_name(runs)
         page = render_comparison(compared)
         problems = [f"{name}: {problem}" for name, run in compared.items() for problem in run.problems]
-    with replacing(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_bytes(path, page.encode())
     return problems

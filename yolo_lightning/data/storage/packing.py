@@ -29,7 +29,7 @@ from yolo_lightning.data.storage.packed_frames import (
     map_index,
 )
 from yolo_lightning.data.storage.storage import EncodedStorage, Storage
-from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.files import replacing, write_bytes
 from yolo_lightning.utils.regular_files import read_regular
 
 SHARD_PREFIX = "shard-"
@@ -90,8 +90,7 @@ def write_shard(
     columns = (list(column) for column in zip(*packed, strict=True))
     frames = ShardFrames(Shard(path.name, size, len(packed)), source, *columns)
     content = msgspec.json.encode(frames)
-    with replacing(path.with_suffix(".json")) as temporary:
-        temporary.write_bytes(b"%08x\n" % zlib.crc32(content) + content)
+    write_bytes(path.with_suffix(".json"), b"%08x\n" % zlib.crc32(content) + content)
     return frames, damaged
 
 
@@ -208,8 +207,7 @@ def write_index(
         map_index(store, manifest)
     except ValueError:
         index_folder.write_folder(folder, {"names": names, "frames": records}, {})
-    with replacing(store / MANIFEST) as temporary:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    write_bytes(store / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     used = {shard.file for shard in manifest.shards} | {manifest.index}
     for path in _shard_files(store):
         if path.name not in used:

@@ -1,6 +1,6 @@
 """Letterbox: a frame scaled to fit the gray input of the network, with its boxes."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import cv2
 import numpy as np
@@ -26,6 +26,10 @@ class Labelled(NamedTuple):
     labels: Int64Array
     gain: float = 1.0
     problem: str | None = None
+
+    @classmethod
+    def without_boxes(cls, image: Image, problem: str | None = None) -> Self:
+        return cls(image, np.zeros((0, 4), np.float32), np.zeros(0, np.int64), problem=problem)
 
 
 def blank(size: tuple[int, int], like: Image) -> Image:
