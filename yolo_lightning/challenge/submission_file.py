@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
 from yolo_lightning.challenge.content import CATEGORY_IDS, Content
 from yolo_lightning.challenge.reading import MEMBER
 from yolo_lightning.data.batch import Prediction, by_image
+from yolo_lightning.data.occurrences import occurrences
 from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS
 from yolo_lightning.utils.files import replacing
 
@@ -36,11 +36,9 @@ def entry(prediction: Prediction | None) -> Entry:
     result: Entry = {"boxes": [], "scores": [], "labels": []}
     if prediction is None:
         return result
-    keep = torch.zeros(len(prediction.labels), dtype=torch.bool)
-    for label in set(prediction.labels.tolist()):
-        of_class = (prediction.labels == label).nonzero().flatten()
-        best = prediction.scores[of_class].argsort(descending=True, stable=True)[:COUNTED_PER_CLASS]
-        keep[of_class[best]] = True
+    labels = prediction.labels.numpy()
+    order = np.lexsort((-prediction.scores.numpy(), labels))
+    keep = np.sort(order[occurrences(labels[order]) < COUNTED_PER_CLASS])
     kept = (values[keep].tolist() for values in (prediction.boxes, prediction.scores, prediction.labels))
     for box, score, label in zip(*kept, strict=True):
         x1, y1, x2, y2 = (round(side, 2) for side in box)

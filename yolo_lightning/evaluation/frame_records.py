@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 
 from yolo_lightning.data.array_types import AnyArray, BoolArray, Int64Array, IntegerArray
 
+BY_FRAME = frozenset({"annotated", "counts", "months"})
+"""Fields with one entry per frame; all others have one entry per item."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrameRecords:
     """F frames and all their items. Derived dataclasses add fields, which may be None."""
-
-    BY_FRAME: ClassVar[frozenset[str]] = frozenset({"counts"})
-    """Fields with one entry per frame; all others have one entry per item."""
 
     counts: IntegerArray  # `(F,)` number of items of the frame; items are sorted by frame
 
@@ -53,5 +53,5 @@ class FrameRecords:
         for name in self.names():
             column = getattr(self, name)
             if column is not None:
-                columns[name] = column[frames if name in self.BY_FRAME else items]
+                columns[name] = column[frames if name in BY_FRAME else items]
         return replace(self, **columns)

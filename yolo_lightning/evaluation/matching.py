@@ -10,7 +10,6 @@ and so does a detection outside the range that takes nothing. Detections prefer 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -61,8 +60,6 @@ PAIRS_PER_CHUNK = 500_000
 @dataclass(frozen=True, slots=True)
 class Matches(FrameRecords):
     """F frames and their D evaluated detections."""
-
-    BY_FRAME: ClassVar[frozenset[str]] = frozenset({"months", "annotated", "counts"})
 
     months: Int32Array  # `(F,)` int32, YYYYMM, 0 if unknown
     annotated: Int32Array  # `(F, C)` int32, number of annotated objects per class

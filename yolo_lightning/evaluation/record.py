@@ -17,7 +17,7 @@ import numpy as np
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.data.storage.zip_frames import UNREADABLE_ARCHIVE
 from yolo_lightning.errors import UserError
-from yolo_lightning.evaluation.frame_records import FrameRecords
+from yolo_lightning.evaluation.frame_records import BY_FRAME, FrameRecords
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
 from yolo_lightning.utils.distributed import gather
@@ -104,7 +104,7 @@ def _read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: in
     items = int(columns["counts"].sum())
     for field, column in columns.items():
         like = getattr(empty, field)
-        length = frames if field in empty.BY_FRAME else items
+        length = frames if field in BY_FRAME else items
         shape = (length, *like.shape[1:])
         if column.dtype != like.dtype or column.shape != shape:
             raise UserError(f"{name}.{field} must be {like.dtype} {shape}, got {column.dtype} {column.shape}")

@@ -8,7 +8,6 @@ outside the frame lowers its IoU with an object at the edge. Source: `DetectionV
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,8 +26,6 @@ NOT_COUNTED = -1
 @dataclass(frozen=True, slots=True)
 class UltralyticsMatches(FrameRecords):
     """F frames and all their D detections."""
-
-    BY_FRAME: ClassVar[frozenset[str]] = frozenset({"annotated", "counts"})
 
     annotated: Int32Array  # `(F, C)` int32, number of annotated objects per class
     labels: UInt8Array  # `(D,)` uint8, class index from 0; detections are sorted by frame and descending score
