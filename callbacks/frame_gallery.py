@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from yolo_lightning.data.array_types import UInt8Array
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.data.formats.image_ids import clip_of_id
 from yolo_lightning.errors import UserError
@@ -37,7 +36,7 @@ class KeptFrame:
 
     key: tuple[float, int, str]
     score: FrameScore = field(compare=False)
-    pixels: npt.NDArray[np.uint8] = field(compare=False)
+    pixels: UInt8Array = field(compare=False)
     prediction: Prediction = field(compare=False)
     target: Target = field(compare=False)
 
@@ -72,7 +71,7 @@ class FrameGallery(Callback):
         self.worst = worst
         self.score_threshold = score_threshold
         self.sheet_frames = sheet_frames
-        self._sheet: dict[str, tuple[npt.NDArray[np.uint8], Target, Prediction]] = {}
+        self._sheet: dict[str, tuple[UInt8Array, Target, Prediction]] = {}
         """Frames of the sheet with their targets and detections, by clip."""
         self._best: list[KeptFrame] = []
         self._worst: list[KeptFrame] = []

@@ -8,20 +8,19 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, overload
 
-import cv2
 import numpy as np
-import numpy.typing as npt
 import PIL.Image
 import PIL.ImageOps
 import torch
 from torch import Tensor
 
 from yolo_lightning.checkpoints.resume import weights_file
+from yolo_lightning.data.array_types import UInt8Array, UInt16Array
 from yolo_lightning.data.batch import Prediction, Sample, collate, without_equal_boxes
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.clip_backgrounds import with_difference
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.data.input_clips import ClipReader, pair_of
+from yolo_lightning.data.input_clips import ClipReader, gray, pair_of
 from yolo_lightning.data.input_images import InputImage, find_files, from_array, is_video
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
@@ -48,7 +47,7 @@ METHODS_OF_YOLO = {
 }
 """Methods of Ultralytics' `YOLO`, and what to do instead."""
 
-Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+Pixels = UInt8Array | UInt16Array
 """`(H, W)` gray or `(H, W, 3)` RGB of uint8, or `(H, W)` gray of uint16."""
 
 
@@ -266,13 +265,10 @@ class Detector:
         """Return the pixels with the channels of the network; gray ones if all images of the batch are gray."""
         if self.settings.background:
             return pair_of(picture)
-        needs_gray = is_gray or self.settings.channels == 1
+        if is_gray or self.settings.channels == 1:
+            return gray(picture)
         if picture.full is not None:
-            return picture.full if needs_gray else np.repeat(picture.full[..., None], 3, axis=2)
-        if is_gray:
-            return np.ascontiguousarray(picture.pixels[..., 0])
-        if needs_gray:
-            return np.asarray(cv2.cvtColor(picture.pixels, cv2.COLOR_RGB2GRAY), np.uint8)
+            return np.repeat(picture.full[..., None], 3, axis=2)
         return picture.pixels
 
 
@@ -305,7 +301,7 @@ def _single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
     yield from_array(pixels, reader.ranges, has_background=reader.background)
 
 
-def _pixels_of_tensor(image: Tensor) -> npt.NDArray[np.uint8]:
+def _pixels_of_tensor(image: Tensor) -> UInt8Array:
     """Return an array `(H, W)` or `(H, W, C)` of uint8 for a tensor `(C, H, W)` of uint8 or values from 0 to 1."""
     is_floating_point = image.is_floating_point()
     if image.ndim != 3 or len(image) > 3 or not (is_floating_point or image.dtype == torch.uint8):
@@ -321,7 +317,7 @@ def _pixels_of_tensor(image: Tensor) -> npt.NDArray[np.uint8]:
                 f"{values.min():g} to {values.max():g}."
             )
         values = (values.float() * 255).round().to(torch.uint8)
-    pixels: npt.NDArray[np.uint8] = values.permute(1, 2, 0).contiguous().numpy()
+    pixels: UInt8Array = values.permute(1, 2, 0).contiguous().numpy()
     if len(image) == 1:
         return pixels[..., 0]
     return pixels

@@ -4,18 +4,17 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from yolo_lightning.commands.command_line import wide_console
+from yolo_lightning.data.array_types import BoolArray
 from yolo_lightning.evaluation.drift import RankingScores, drift_scores
 from yolo_lightning.evaluation.matching import Matches
 from yolo_lightning.evaluation.score_table import number_table, ranking_cells
 
-Mask = npt.NDArray[np.bool_]
 PARTS = ("all", "half 1", "half 2")
 
 
-def score_frames(matches: Matches, frames: Mask) -> RankingScores:
+def score_frames(matches: Matches, frames: BoolArray) -> RankingScores:
     """Score the frames in `frames`, `(F,)`."""
     detections = np.ones(len(matches.scores), np.bool_)
     return drift_scores(matches.chosen(frames, detections)).ranking()

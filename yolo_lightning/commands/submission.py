@@ -20,7 +20,7 @@ from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import printable
 
 if TYPE_CHECKING:
-    from yolo_lightning.commands.half_scores import Mask
+    from yolo_lightning.data.array_types import BoolArray
     from yolo_lightning.evaluation.drift import RankingScores
 
 
@@ -194,7 +194,7 @@ def _read_template(file: str | None) -> Template | None:
     return template
 
 
-def _scores_of(content: Content, truth: Content, parts: "Sequence[Mask]") -> "list[RankingScores]":
+def _scores_of(content: Content, truth: Content, parts: "Sequence[BoolArray]") -> "list[RankingScores]":
     """Return the scores of all detections on each part of the frames."""
     from yolo_lightning.challenge.score import match_submission
     from yolo_lightning.commands.half_scores import score_frames

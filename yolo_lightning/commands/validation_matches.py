@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from yolo_lightning.commands.console import counter
+from yolo_lightning.data.array_types import BoolArray
 from yolo_lightning.data.batch import collate, targets
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
@@ -28,8 +28,6 @@ from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.training.device_transforms import as_one_class
-
-Mask = npt.NDArray[np.bool_]
 
 
 def network_for(
@@ -58,7 +56,7 @@ def match_validation(
     *,
     classes: int,
     single_class: bool,
-) -> tuple[list[Matches], Mask]:
+) -> tuple[list[Matches], BoolArray]:
     """Return the matches of the validation split for each network, as in `test`.
 
     Args:
@@ -94,7 +92,7 @@ def match_validation(
     return [Matches.join(parts) for parts in matched], half
 
 
-def first_half(index: SplitIndex) -> Mask:
+def first_half(index: SplitIndex) -> BoolArray:
     """Return `(frames,)` whether a frame belongs to the first half: half of each month's clips, at least one.
 
     Halves share no clip, because neighbouring frames are near duplicates. Clips are chosen by a hash of their names,

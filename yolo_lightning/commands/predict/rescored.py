@@ -6,12 +6,12 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from yolo_lightning.challenge.content import Content
 from yolo_lightning.challenge.rescoring import Models, rescore
 from yolo_lightning.challenge.tracks import places_in_time
 from yolo_lightning.commands.predict.results import file_of
+from yolo_lightning.data.array_types import Int64Array
 from yolo_lightning.data.boxes import first_of_equal_boxes
 from yolo_lightning.data.formats.image_ids import month_of_id
 from yolo_lightning.data.input_images import read_pictures
@@ -58,7 +58,7 @@ def _content(clip: Sequence[DetectionResult]) -> Content:
     )
 
 
-def _numbers(clip: Sequence[DetectionResult], places: Mapping[Path, int]) -> npt.NDArray[np.int64]:
+def _numbers(clip: Sequence[DetectionResult], places: Mapping[Path, int]) -> Int64Array:
     """Return the place in time of each frame of a clip: by LTDv2's id, the number of the frame, or the input order."""
     names = tuple(file_of(result).stem for result in clip)
     if clip[0].frame is None and all(map(month_of_id, names)):

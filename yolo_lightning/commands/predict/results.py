@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TextIO
 import av
 import cv2
 import numpy as np
-import numpy.typing as npt
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from yolo_lightning.data.array_types import UInt8Array
 from yolo_lightning.data.boxes import corners_to_centres
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.input_images import absolute
@@ -112,7 +112,7 @@ class Pictures(ResultWriter):
             rank_zero_info(f"{path}: PNG, because JPEG has at most {LARGEST_JPEG_SIDE:,} pixels per side")
         result.save(path)
 
-    def _video_for(self, source: Path, scene: npt.NDArray[np.uint8]) -> "VideoFile":
+    def _video_for(self, source: Path, scene: UInt8Array) -> "VideoFile":
         timing = video_timing(source)
         height, width = scene.shape[:2]
         path = place(source, self._base, self._folder, ".mp4")
@@ -188,7 +188,7 @@ class VideoFile:
         self._frames = 0
         self._next_ticks = 0
 
-    def write(self, pixels: npt.NDArray[np.uint8], time_s: float | None = None) -> None:
+    def write(self, pixels: UInt8Array, time_s: float | None = None) -> None:
         """Append a frame.
 
         Args:
@@ -207,7 +207,7 @@ class VideoFile:
         self._next_ticks = frame.pts + 1
         self._container.mux(self._stream.encode(frame))
 
-    def _fitted(self, pixels: npt.NDArray[np.uint8], time_s: float) -> npt.NDArray[np.uint8]:
+    def _fitted(self, pixels: UInt8Array, time_s: float) -> UInt8Array:
         """Return a frame of another size, scaled and padded to the size of the video; the first one is reported."""
         if not self._has_other_sizes:
             self._has_other_sizes = True

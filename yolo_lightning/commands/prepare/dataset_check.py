@@ -5,16 +5,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import chain, combinations
-from typing import Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import torch
 from torchvision.ops import box_iou
 
 from yolo_lightning.commands.console import counter
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity
+from yolo_lightning.data.array_types import AnyArray, Float32Array, Int64Array, UInt8Array
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
@@ -36,15 +35,13 @@ RARE_SHARE = 0.01  # Share of the boxes below which a class is rare
 SHOWN = 8  # Frames per row of the picture
 HOUR = slice(11, 13)  # Digits of the hour in an LTDv2 image id
 
-Thumbnails = npt.NDArray[np.uint8]
-
 
 @dataclass(frozen=True, slots=True)
 class CheckedSplit:
     """A split whose frames have been read. Lists contain positions of frames."""
 
     frames: LabelledFrames
-    thumbnails: Thumbnails  # `(N, THUMBNAIL ** 2)` uint8
+    thumbnails: UInt8Array  # `(N, THUMBNAIL ** 2)` uint8
     digests: list[bytes]  # of the pixels; empty for an unreadable frame
     unreadable: dict[str, str]  # reason by file
     tiny: list[int]
@@ -113,7 +110,7 @@ def _read(frames: LabelledFrames, advance: Callable[[int], None]) -> CheckedSpli
     return split
 
 
-def _thumbnail(image: npt.NDArray[Any]) -> Thumbnails:
+def _thumbnail(image: AnyArray) -> UInt8Array:
     """Return the gray levels of a reduced frame, `(THUMBNAIL ** 2,)`."""
     if image.ndim == 3:
         image = image.mean(axis=2).astype(np.uint8)
@@ -121,7 +118,7 @@ def _thumbnail(image: npt.NDArray[Any]) -> Thumbnails:
     return np.asarray(small, np.uint8).ravel()
 
 
-def doubled(boxes: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> bool:
+def doubled(boxes: Float32Array, labels: Int64Array) -> bool:
     """Return whether two boxes, xyxy `(N, 4)`, of the same class have an IoU of at least `DOUBLED_IOU`."""
     corners = torch.from_numpy(boxes)
     overlaps = box_iou(corners, corners).numpy() >= DOUBLED_IOU

@@ -15,7 +15,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from yolo_lightning.commands.report.metrics_curves import Floats, Metrics, Series
+from yolo_lightning.commands.report.metrics_curves import Metrics, Series
+from yolo_lightning.data.array_types import Float64Array
 from yolo_lightning.evaluation.average_precision import AT_50, PartScores
 from yolo_lightning.evaluation.drawing import CLASS_COLOURS, class_colour
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, month_name
@@ -200,7 +201,7 @@ def logarithmic_ticks(axes: Axes) -> None:
     plain_ticks(axes)
 
 
-def show_scores(axes: Axes, values: Sequence[float] | Floats) -> None:
+def show_scores(axes: Axes, values: Sequence[float] | Float64Array) -> None:
     """Set a vertical axis for scores: from 0, or from below a negative balanced score, to a positive value."""
     axes.set_ylim(
         min(0.0, 1.1 * float(np.min(values))), max(0.1, 1.1 * float(np.max(values)))
@@ -292,7 +293,7 @@ def threshold_figure(stage: str, class_names: Sequence[str], curves: ThresholdCu
     return _as_svg(figure, f"{stage}-thresholds", "precision, recall and F1 over the score threshold")
 
 
-def _draw_classes(axes: Axes, labels: Sequence[int], curves: Floats, names: Sequence[str], width: float) -> None:
+def _draw_classes(axes: Axes, labels: Sequence[int], curves: Float64Array, names: Sequence[str], width: float) -> None:
     """Plot the curve of each class over `GRID`; with many classes, all are gray and have one name."""
     if len(labels) > MAX_NAMED_CLASSES:
         axes.plot(GRID, curves.T, color=FAINT, linewidth=0.7)

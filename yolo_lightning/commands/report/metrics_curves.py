@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from yolo_lightning.data.array_types import Float64Array
 from yolo_lightning.utils.regular_files import read_regular
 
-Floats = npt.NDArray[np.float64]
 LONGEST_LINE = 100_000  # characters; csv raises an error for a longer cell
 FIXED_COLUMNS = ("epoch", "step", "time_s")
 
@@ -20,8 +19,8 @@ FIXED_COLUMNS = ("epoch", "step", "time_s")
 class Series:
     """A curve of N points."""
 
-    positions: Floats  # `(N,)` number of trained batches, of epochs, or hours, ascending
-    values: Floats  # `(N,)` finite values
+    positions: Float64Array  # `(N,)` number of trained batches, of epochs, or hours, ascending
+    values: Float64Array  # `(N,)` finite values
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -32,7 +31,7 @@ class Metrics:
     """R rows of logged values."""
 
     # `(R,)` values by logged name, sorted by step and time; NaN if a row has no value
-    columns: dict[str, Floats] = field(default_factory=lambda: {name: np.zeros(0) for name in FIXED_COLUMNS})
+    columns: dict[str, Float64Array] = field(default_factory=lambda: {name: np.zeros(0) for name in FIXED_COLUMNS})
     unreadable: int = 0  # number of lines that could not be parsed
 
     @property
@@ -44,7 +43,7 @@ class Metrics:
         copies = {f"{name}{ending}" for name in self.columns for ending in ("_step", "_epoch")}
         return [name for name in self.columns if name.startswith(prefix) and name not in copies]
 
-    def series(self, name: str, positions: Floats | None = None) -> Series:
+    def series(self, name: str, positions: Float64Array | None = None) -> Series:
         """Return the finite values of a name; empty if the name was not logged.
 
         Args:
@@ -57,7 +56,7 @@ class Metrics:
         is_finite = np.isfinite(values)
         return Series(positions[is_finite], values[is_finite])
 
-    def trained_epochs(self) -> Floats:
+    def trained_epochs(self) -> Float64Array:
         """Return the number of epochs `(R,)`, with fractions, that were trained before each row."""
         steps = self.columns["step"]
         epochs = self.columns["epoch"]
