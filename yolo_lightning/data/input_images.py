@@ -55,26 +55,25 @@ def from_array(pixels: AnyArray, ranges: PixelRange | None = None, *, has_backgr
     """
     channels = 2 if has_background else 3
     is_gray = pixels.ndim == 2
+    is_raw = pixels.dtype == np.uint16 and (is_gray or has_background)
     is_usable = pixels.size > 0 and (is_gray or (pixels.ndim == 3 and pixels.shape[2] == channels))
-    if is_usable and pixels.dtype == np.uint16 and (is_gray or has_background):
-        if ranges is None or ranges.mode is None:
-            raise UserError(
-                "pixel_range must be set for arrays of uint16, because the weights do not record a range, got None."
-            )
-        images = [ranges.image(plane) for plane in np.atleast_3d(pixels).transpose(2, 0, 1)]
-        background = None if is_gray else images[1]
-        return InputImage(None, None, _shown(images[0]), _full(images[0]), background)
-    if not is_usable or pixels.dtype != np.uint8:
+    if not is_usable or not (is_raw or pixels.dtype == np.uint8):
         content = "frame and background" if has_background else "RGB"
         raise UserError(
             f"an image must be a (H, W) gray or (H, W, {channels}) {content} array of uint8, got {pixels.shape} of "
             f"{pixels.dtype}."
         )
-    if is_gray:
-        return InputImage(None, None, _three(pixels))
-    if has_background:
-        return InputImage(None, None, _three(pixels[..., 0]), background=pixels[..., 1])
-    return InputImage(None, None, pixels)
+    if not is_gray and not has_background:
+        return InputImage(None, None, pixels)
+    planes = list(np.atleast_3d(pixels).transpose(2, 0, 1))
+    if is_raw:
+        if ranges is None or ranges.mode is None:
+            raise UserError(
+                "pixel_range must be set for arrays of uint16, because the weights do not record a range, got None."
+            )
+        planes = [ranges.image(plane) for plane in planes]
+    background = None if is_gray else planes[1]
+    return InputImage(None, None, _shown(planes[0]), _full(planes[0]), background)
 
 
 def is_video(path: Path) -> bool:
@@ -175,14 +174,10 @@ def _decode_picture(content: bytes, path: Path, ranges: PixelRange | None) -> tu
     return np.asarray(decode_frame(content, str(path), channels=3), dtype=np.uint8), None
 
 
-def _three(gray: UInt8Array) -> UInt8Array:
-    """Return gray levels `(H, W)` as RGB."""
-    return np.repeat(gray[..., None], 3, axis=2)
-
-
 def _shown(image: Image) -> UInt8Array:
     """Return a gray image `(H, W)` as RGB with 256 levels."""
-    return _three(image.clip(0, 255).round().astype(np.uint8))
+    levels = image.clip(0, 255).round().astype(np.uint8)
+    return np.repeat(levels[..., None], 3, axis=2)
 
 
 def _full(image: Image) -> Float32Array | None:
