@@ -38,14 +38,14 @@ def median_of(frames: Sequence[AnyArray]) -> AnyArray:
     return np.asarray(ordered[middle])
 
 
-def spread(items: Iterable[T], least: int = LEAST_FRAMES) -> list[T]:
-    """Return evenly spread items of a sequence of unknown length: `least` to twice that less one, or all if fewer."""
+def spread(items: Iterable[T]) -> list[T]:
+    """Return evenly spread items of a sequence of unknown length: `LEAST_FRAMES` to nearly twice as many, or all."""
     kept: list[T] = []
     step = 1
     for place, item in enumerate(items):
         if place % step == 0:
             kept.append(item)
-            if len(kept) == 2 * least:
+            if len(kept) == 2 * LEAST_FRAMES:
                 kept = kept[::2]
                 step *= 2
     return kept

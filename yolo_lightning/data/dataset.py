@@ -107,10 +107,7 @@ class TrainingDataset(Dataset[Sample]):
         return _sample(self.frames, index, labelled, problems, letterbox=UNAUGMENTED, readable=is_readable, key=key)
 
     def _generator(self, stream: int, key: SampleKey) -> np.random.Generator:
-        seeds: tuple[int, ...] = (stream, self.seed, key.epoch, key.frame)
-        if key.occurrence:
-            seeds += (key.occurrence,)
-        return np.random.default_rng(seeds)
+        return np.random.default_rng((stream, self.seed, *key.seeds))
 
     def _tiles(
         self, key: SampleKey, index: int, partners: tuple[int, ...] | None, generator: np.random.Generator

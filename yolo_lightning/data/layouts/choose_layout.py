@@ -4,6 +4,7 @@ import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from yolo_lightning.data.formats.coco import CocoFormat
@@ -14,7 +15,7 @@ from yolo_lightning.data.layouts.label_studio import LABEL_STUDIO, label_studio_
 from yolo_lightning.data.layouts.labelled_folder import SourceFolder
 from yolo_lightning.data.layouts.source_dataset import Advance, SourceDataset
 from yolo_lightning.data.layouts.table_annotations import CSV, csv_files, read_csv
-from yolo_lightning.data.layouts.text_annotations import LABEL_FILES, label_files, read_label_files
+from yolo_lightning.data.layouts.text_annotations import LABEL_FILES, read_label_files
 from yolo_lightning.data.layouts.xml_annotations import CVAT, VOC, read_xml, xml_files
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import user_path
@@ -36,7 +37,7 @@ LAYOUTS = (
     Layout(f"{VOC} or {CVAT}", xml_files, read_xml),
     Layout(CSV, csv_files, read_csv),
     Layout(LABEL_STUDIO, label_studio_files, read_label_studio),
-    Layout(LABEL_FILES, label_files, read_label_files),
+    Layout(LABEL_FILES, attrgetter("label_files"), read_label_files),
 )
 """All layouts; the first one that has files in a folder is read. A new layout is an entry of this list."""
 

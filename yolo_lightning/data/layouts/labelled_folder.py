@@ -51,12 +51,17 @@ class LabelledFolder:
 
 
 class SourceFolder:
-    """Files below a folder, in at most `most_folders` folders; all paths are relative to the folder."""
+    """Files below a folder, in at most `most_folders` folders; all paths are relative to the folder.
+
+    `label_files` are the text files that have the name of an image.
+    """
 
     def __init__(self, root: Path, most_folders: int | None = None) -> None:
         self.root = root
         self.files = sorted(os.path.relpath(file, root) for file in list_folder(root, most_folders).files())
         self.images = self.of(*IMAGE_SUFFIXES)
+        names = {stem(os.path.basename(image)) for image in self.images}
+        self.label_files = [file for file in self.of(".txt") if stem(os.path.basename(file)) in names]
 
     def of(self, *suffixes: str) -> list[str]:
         return [file for file in self.files if suffix(file) in suffixes]
@@ -98,8 +103,7 @@ class SourceFolder:
 
     def lists(self, notes: dict[str, list[str]]) -> dict[str, str]:
         """Return the split of each list of images: of its name, as train.txt, or of a line of Darknet's .data file."""
-        image_names = {stem(os.path.basename(image)) for image in self.images}
-        texts = [file for file in self.of(".txt") if stem(os.path.basename(file)) not in image_names]  # no label files
+        texts = sorted(set(self.of(".txt")).difference(self.label_files))
         lists = {file: split_of(f"{stem(os.path.basename(file))}/") for file in texts}
         for file in self.of(".data"):
             options = dict(line.replace(" ", "").partition("=")[::2] for line in self.lines(file))

@@ -9,7 +9,7 @@ import msgspec
 
 from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import FILE_NAME, MOST_CLASSES, DataDescription
-from yolo_lightning.data.formats.yolo_files import CLASS_LIST, SplitFiles, stem
+from yolo_lightning.data.formats.yolo_files import CLASS_LIST, SplitFiles
 from yolo_lightning.data.layouts.labelled_folder import SAME_NAME, SourceFolder, paired
 from yolo_lightning.data.layouts.source_dataset import Advance, SourceDataset
 from yolo_lightning.data.left_out_files import by_suffix
@@ -17,12 +17,6 @@ from yolo_lightning.errors import UserError
 
 LABEL_FILES = "label files without a data.yaml (Darknet, YOLO exports)"
 CLASS_LISTS = (CLASS_LIST, "_darknet.labels", "labels.txt", "predefined_classes.txt")
-
-
-def label_files(folder: SourceFolder) -> list[str]:
-    """Return the text files that have the name of an image."""
-    names = {stem(os.path.basename(image)) for image in folder.images}
-    return [file for file in folder.of(".txt") if stem(os.path.basename(file)) in names]
 
 
 def read_label_files(folder: SourceFolder, labels: list[str], advance: Advance) -> SourceDataset:

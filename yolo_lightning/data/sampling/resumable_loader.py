@@ -36,6 +36,13 @@ class SampleKey(NamedTuple):
     second: tuple[int, ...] | None = None
     has_mosaic: bool = True  # Whether mosaic, mixup and box paste are used; false in the last epochs
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Numbers on which the random numbers of the sample depend, besides the seed of the run."""
+        if self.occurrence:
+            return self.epoch, self.frame, self.occurrence
+        return self.epoch, self.frame
+
 
 CYCLE_OCCURRENCES = 1 << 16
 """Occurrences that are reserved for each pass of an epoch."""

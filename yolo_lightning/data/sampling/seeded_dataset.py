@@ -66,14 +66,14 @@ class SeededDataset(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, key: SampleKey) -> tuple[SampleKey, Any]:
-        with _seeded(GENERATOR_STREAM, self.seed, *_pass_and_frame(key)):
+        with _seeded(GENERATOR_STREAM, self.seed, *key.seeds):
             return key, self.dataset[key.frame]
 
 
 def _collate_seeded(collate: Callable[[list[Any]], Any], seed: int, samples: list[tuple[SampleKey, Any]]) -> Any:
     """Return a batch whose random numbers depend on (seed, epoch, index of the first sample) only."""
     key, _ = samples[0]
-    with _seeded(COLLATE_STREAM, seed, *_pass_and_frame(key)):
+    with _seeded(COLLATE_STREAM, seed, *key.seeds):
         return collate([sample for _, sample in samples])
 
 
@@ -81,12 +81,6 @@ def _init_seeded(init: Callable[[int], None], seed: int, worker: int) -> None:
     """Prepare a worker with the same random numbers in every worker: samples do not depend on the worker."""
     with _seeded(WORKER_STREAM, seed):
         init(worker)
-
-
-def _pass_and_frame(key: SampleKey) -> tuple[int, ...]:
-    if not key.occurrence:
-        return key.epoch, key.frame
-    return key.epoch, key.frame, key.occurrence
 
 
 @contextmanager
