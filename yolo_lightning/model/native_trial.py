@@ -6,7 +6,6 @@ prints a `Trial` as one line of JSON. It may crash or hang; `native_probe` runs 
 arranged by the settings of the training, so that the trial computes what training computes.
 """
 
-import argparse
 import copy
 import faulthandler
 import json
@@ -19,6 +18,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
+from jsonargparse import auto_cli
 from torch import Tensor, nn
 
 from yolo_lightning.conv.algorithms.problem import looks_channels_last, memory_format_of
@@ -201,24 +201,32 @@ def _pass(layers: nn.Sequential, inputs: Sequence[Tensor], precision: Precise) -
         torch.autograd.grad(output.float().square().sum(), [input, *layer.parameters()])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def measured(
+    device: str = "cuda",
+    timeout_s: float = 300.0,
+    settings: ConvolutionSettings = ConvolutionSettings(),  # noqa: B008 - frozen
+    precision: Precision = None,
+) -> Trial:
+    """Compare native and vendor-free convolutions with float64.
+
+    Args:
+        device: cpu, cuda, cuda:1, xpu, mps.
+        timeout_s: Exit with a stack trace after this time.
+        settings: Settings of the layers, also as JSON.
+        precision: Dtype of autocast.
+    """
+    watch(timeout_s)
+    return run_trial(torch.device(device), settings, precision)
+
+
+def watch(timeout_s: float) -> None:
+    """End this process after a time: a hang whose parent has exited. The watchdog is a C thread without the GIL."""
+    faulthandler.dump_traceback_later(timeout_s, exit=True)
+
+
+def main(words: Sequence[str] | None = None) -> None:
     """Measure in this process and print a `Trial` as one line of JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m yolo_lightning.model.native_trial",
-        description="Compare native and vendor-free convolutions with float64; print errors and times as JSON.",
-    )
-    parser.add_argument("--device", default="cuda", help="cpu, cuda, cuda:1, xpu, mps (default: %(default)s)")
-    parser.add_argument("--timeout_s", type=float, default=300.0, help="exit with a stack trace after this time")
-    parser.add_argument("--settings", type=json.loads, default={}, help="ConvolutionSettings as JSON")
-    parser.add_argument("--precision", choices=("float16", "bfloat16"), help="dtype of autocast (default: none)")
-    options = parser.parse_args(arguments)
-    # Ends a hang if the parent has exited. The watchdog is a C thread, which does not need the interpreter lock.
-    faulthandler.dump_traceback_later(options.timeout_s, exit=True)
-    try:
-        trial = run_trial(torch.device(options.device), ConvolutionSettings(**options.settings), options.precision)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-    print(json.dumps(asdict(trial)))
+    print(json.dumps(asdict(auto_cli(measured, args=words, as_positional=False))))
 
 
 if __name__ == "__main__":

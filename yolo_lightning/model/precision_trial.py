@@ -5,17 +5,15 @@
 prints a `PrecisionTrial` as one line of JSON. It may crash or hang; `precision_choice` runs it in a child process.
 """
 
-import argparse
-import faulthandler
 import json
 import statistics
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
 
 import torch
+from jsonargparse import auto_cli
 from torch import Tensor, nn
 
 from yolo_lightning.conv import swap_convs
@@ -29,6 +27,7 @@ from yolo_lightning.model.native_trial import (
     largest_error,
     make_inputs,
     probed_layers,
+    watch,
 )
 from yolo_lightning.utils.announced_operations import announce
 
@@ -155,27 +154,31 @@ def convolution_share(layer: nn.Conv2d, dtype: torch.dtype) -> float:
     return statistics.median(seconds["half"]) / statistics.median(seconds["float32"])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def measured(
+    device: str = "cpu",
+    half: Half = "bfloat16",
+    backend: Literal["native", "gemm"] = "native",
+    batch: int = SUMMED_IMAGES,
+    timeout_s: float = 300.0,
+    settings: ConvolutionSettings = ConvolutionSettings(),  # noqa: B008 - frozen
+) -> PrecisionTrial:
+    """Compare mixed precision with float32 and float64.
+
+    Args:
+        device: cpu, cuda, cuda:1.
+        half: Dtype of autocast.
+        backend: Implementation of the convolutions.
+        batch: Images of the summed weight gradient.
+        timeout_s: Exit with a stack trace after this time.
+        settings: Settings of the layers, also as JSON.
+    """
+    watch(timeout_s)
+    return run_trial(torch.device(device), backend, settings, half, batch)
+
+
+def main() -> None:
     """Measure in this process and print a `PrecisionTrial` as one line of JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m yolo_lightning.model.precision_trial",
-        description="Compare mixed precision with float32 and float64; print errors and the share of time as JSON.",
-    )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 (default: %(default)s)")
-    parser.add_argument("--half", choices=("float16", "bfloat16"), default="bfloat16")
-    parser.add_argument("--backend", choices=("native", "gemm"), default="native")
-    parser.add_argument("--batch", type=int, default=SUMMED_IMAGES, help="images of the summed weight gradient")
-    parser.add_argument("--timeout_s", type=float, default=300.0, help="exit with a stack trace after this time")
-    parser.add_argument("--settings", type=json.loads, default={}, help="ConvolutionSettings as JSON")
-    options = parser.parse_args(arguments)
-    # Ends a hang if the parent has exited. The watchdog is a C thread, which does not need the interpreter lock.
-    faulthandler.dump_traceback_later(options.timeout_s, exit=True)
-    try:
-        settings = ConvolutionSettings(**options.settings)
-        trial = run_trial(torch.device(options.device), options.backend, settings, options.half, options.batch)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-    print(json.dumps(asdict(trial)))
+    print(json.dumps(asdict(auto_cli(measured, as_positional=False))))
 
 
 if __name__ == "__main__":
