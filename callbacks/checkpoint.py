@@ -1,7 +1,7 @@
 """Checkpoints during a fit: the best, the newest, and those of whole epochs."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     Checkpoint,
@@ -27,10 +27,10 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, link_checkpoint, remove_checkpoint, superseded
-from yolo_lightning.checkpoints.remote_folder import is_address, local_path
+from yolo_lightning.checkpoints.run_folder import configured_folder
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.unsaved_checkpoint import forget_unsaved, note_unsaved
-from yolo_lightning.training.accumulation import Accumulation, unscaled_gradients
+from yolo_lightning.training.accumulation import restore_gradients, unscaled_gradients
 from yolo_lightning.training.finetuning_state import frozen_parts, restore_frozen_parts
 from yolo_lightning.training.logged_values import LoggedValues
 from yolo_lightning.utils import run_files
@@ -44,6 +44,7 @@ from yolo_lightning.utils.loop_position import (
     has_deferred_stop,
     is_accumulating,
     is_last_epoch,
+    is_validation_of_fit,
     is_within_epoch,
     omits_epoch_start,
     place_loader_sources,
@@ -54,18 +55,9 @@ from yolo_lightning.utils.loop_position import (
 from yolo_lightning.utils.optional_file import FINAL_PAUSES_S
 from yolo_lightning.utils.stop_signals import request
 from yolo_lightning.utils.suspect_checkpoints import trusted_steps
+from yolo_lightning.utils.trainer_callbacks import callback_before, callbacks_of
 
-GRADIENTS = "accumulated_gradients"  # checkpoint key of the gradients that no optimizer step has used yet
-
-EARLY_STOP = "early_stop"  # checkpoint key of the reason for which `EarlyStopping` has ended the fit
-
-DEFERRED_STOP = "deferred_stop"  # checkpoint key: whether the fit ends as soon as `min_epochs` allows it
-
-FROZEN_PARTS = "frozen_parts"  # checkpoint key of the parts that a `BaseFinetuning` has not unfrozen yet
-
-LOADER_EPOCHS = "loader_epochs"  # checkpoint key of the epochs in which the loaders were requested last
-
-LOGGED_VALUES = "logged_values"  # checkpoint key of the values that were logged in the current epoch
+LOOP_STATE = "loop_state"  # checkpoint key of the state of the loop that `LastCheckpoint` adds
 
 STOP_PAUSES_S = (1.0, 2.0, 4.0)
 """Seconds before each further attempt after a stop signal: schedulers and the supervisor send SIGKILL after 20 s."""
@@ -77,20 +69,12 @@ OF_BEST = ("best_model_path", "best_model_score", "best_k_models", "kth_best_mod
 
 
 def _checkpoint_folder(trainer: Trainer) -> Path:
-    if is_address(str(trainer.default_root_dir)):
-        raise UserError(
-            f"trainer.default_root_dir must be a local folder, got {trainer.default_root_dir}; use CheckpointMirror to "
-            "copy the checkpoints to an address"
-        )
-    local_path(trainer.default_root_dir)  # raises a UserError
     if isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
         raise UserError(
             "trainer.plugins must not contain AsyncCheckpointIO, because the callbacks for checkpoints link, count and "
             "mirror a file as soon as it is saved: use AtomicCheckpointIO() itself"
         )
-    if Path(trainer.default_root_dir).is_file():
-        raise UserError(f"trainer.default_root_dir must be a folder, got the file {trainer.default_root_dir}")
-    return Path(trainer.default_root_dir) / run_files.CHECKPOINTS
+    return configured_folder(str(trainer.default_root_dir)) / run_files.CHECKPOINTS
 
 
 def _warn_of_earlier_checkpoints(folder: Path) -> None:
@@ -109,7 +93,7 @@ def _warn_of_omitted_hooks(trainer: Trainer, module: LightningModule) -> None:
 
     It calls `on_train_batch_end` of the module after that of the callbacks, and so after a checkpoint of the batch.
     """
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[Any] = callbacks_of(trainer, Callback)
     owners = {"on_train_epoch_start": [module, *callbacks], "on_train_batch_end": [module]}
     names = []
     for hook, parts in owners.items():
@@ -124,30 +108,36 @@ def _warn_of_omitted_hooks(trainer: Trainer, module: LightningModule) -> None:
         )
 
 
-def _warn_of_inexact_callbacks(callbacks: Sequence[Any]) -> None:
+def _warn_of_inexact_callbacks(trainer: Trainer) -> None:
     """Warn of callbacks of Lightning that act again when a fit resumes, or do not restore what they have changed."""
-    names = [type(callback).__name__ for callback in callbacks if isinstance(callback, INEXACT_CALLBACKS)]
+    names = [type(callback).__name__ for callback in callbacks_of(trainer, *INEXACT_CALLBACKS)]
     if names:
         rank_zero_warn(
             f"{' and '.join(names)} of Lightning search again when a fit resumes, or do not restore what they have "
             "changed: the resumed fit differs from one without interruption"
         )
+    if callbacks_of(trainer, StochasticWeightAveraging) and is_within_epoch(trainer):
+        rank_zero_warn(
+            "StochasticWeightAveraging sets the learning rate again when a fit resumes within an epoch: until the "
+            "next epoch, the learning rate differs from that of a fit without interruption while it is annealed. "
+            "WeightAveraging of Lightning resumes exactly"
+        )
 
 
-def _set_accumulation(trainer: Trainer) -> None:
-    """Set the number of accumulated batches of a resumed epoch, for which Lightning does not call the scheduler."""
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        if isinstance(callback, GradientAccumulationScheduler):
-            callback.on_train_epoch_start(trainer)
-
-
-def _set_double_weights(module: LightningModule, weights: Mapping[str, Tensor]) -> None:
-    """Set weights in float64: with the precision 64-true, Lightning loads them before it converts the module."""
-    if weights:
-        for name, value in module.state_dict().items():
-            if name in weights:
-                value.copy_(weights[name])
+def _saved_gradients(trainer: Trainer, module: LightningModule) -> dict[str, Tensor]:
+    """Return the gradients that no optimizer step has used yet, as means over the ranks; a collective call."""
+    is_complete = module.automatic_optimization and not is_accumulating(trainer)
+    if is_complete or getattr(module, "saves_gradients", False):
+        return {}
+    gradients = unscaled_gradients(module, trainer.scaler)
+    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+        if gradients:
+            name = type(trainer.strategy).__name__
+            rank_zero_warn(f"gradients of an incomplete accumulation are not saved with {name}")
+        return {}
+    if trainer.world_size == 1:
+        return gradients
+    return {name: trainer.strategy.reduce(gradient, reduce_op="mean") for name, gradient in gradients.items()}
 
 
 def _place_after_other_checkpoints(callback: Checkpoint, trainer: Trainer) -> None:
@@ -155,7 +145,7 @@ def _place_after_other_checkpoints(callback: Checkpoint, trainer: Trainer) -> No
 
     Their best checkpoints of a step or an epoch would otherwise be missing in the checkpoint of this step or epoch.
     """
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks = callbacks_of(trainer, Callback)
     position = callbacks.index(callback)
     later = callbacks[position + 1 :]
     own_classes = (BestCheckpoint, EpochCheckpoint, LastCheckpoint)
@@ -224,7 +214,7 @@ class BestCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and self.monitor in trainer.callback_metrics:
+        if is_validation_of_fit(trainer) and self.monitor in trainer.callback_metrics:
             self.recent = [*self.recent, number_from_device(trainer.callback_metrics[self.monitor])][-self.window :]
         super().on_validation_end(trainer, pl_module)
 
@@ -250,8 +240,8 @@ class BestCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score, also if the run folder was renamed; not the score of a file that no longer exists."""
-        check_state(self, state_dict, super().state_dict().keys() - {"dirpath"})
-        self.recent = state_dict.get("recent", [])
+        check_state(self, state_dict, self.state_dict().keys() - {"dirpath"})
+        self.recent = state_dict["recent"]
         best = Path(self.dirpath or "") / run_files.BEST_CHECKPOINT
         changes: dict[str, Any] = {"dirpath": self.dirpath}
         if not best.is_file():  # for example set aside after a wrong result
@@ -304,14 +294,14 @@ class BestCheckpoint(ModelCheckpoint):
                 with _failing_together(trainer):
                     trainer.strategy.save_checkpoint(self._unsaved, self.best_model_path)
                     trainer.strategy.barrier("Trainer.save_checkpoint")
-                self._unsaved = None
-                if trainer.is_global_zero:
-                    forget_unsaved(run_files.BEST_CHECKPOINT)
             except OSError as error:
                 failure = error
                 if pause_s is not None:
                     time.sleep(pause_s)
-        if self._unsaved is None:
+                continue
+            self._unsaved = None
+            if trainer.is_global_zero:
+                forget_unsaved(run_files.BEST_CHECKPOINT)
             return None
         return failure
 
@@ -331,10 +321,8 @@ class EpochCheckpoint(Checkpoint):
         self.every_n_epochs = every_n_epochs
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        earlier = callbacks[: callbacks.index(self)]
-        if stage == "fit" and not any(isinstance(callback, LastCheckpoint) for callback in earlier):
-            raise UserError("EpochCheckpoint needs the callback LastCheckpoint before it in trainer.callbacks")
+        if stage == "fit":
+            callback_before(trainer, self, LastCheckpoint)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs = trainer.current_epoch + 1
@@ -384,98 +372,79 @@ class LastCheckpoint(Checkpoint):
         """Steps of the newest checkpoint of this fit."""
         self._has_ended_within_epoch = False
         self._is_resumed = False
-        self._accumulation = Accumulation()
-        self._frozen_parts: dict[str, list[str]] | None = None
-        self._has_deferred_stop = False
-        self._early_stop: str | None = None
+        self._loaded: dict[str, Any] | None = None
+        """State of the loop in the checkpoint that is resumed, until training starts; None for one without it."""
         self._double_weights: dict[str, Tensor] = {}
         self._logged_values = LoggedValues()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        _checkpoint_folder(trainer)  # raises a ValueError
+        _checkpoint_folder(trainer)  # raises a UserError
         if stage == "fit":
             _place_after_other_checkpoints(self, trainer)
             place_loader_sources(trainer)
         self._has_ended_within_epoch = False
         self._saved_steps = None
         self._is_resumed = False
+        self._loaded = None
+        self._double_weights = {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the logged values, and the gradients of an incomplete accumulation; a collective call."""
-        checkpoint[LOGGED_VALUES] = self._logged_values.state_dict(trainer, pl_module)
-        checkpoint[LOADER_EPOCHS] = requested_epochs(trainer)
-        checkpoint[FROZEN_PARTS] = frozen_parts(trainer, pl_module)
-        checkpoint[DEFERRED_STOP] = has_deferred_stop(trainer)
-        checkpoint[EARLY_STOP] = early_stop(trainer)
-        if getattr(pl_module, "saves_gradients", False):
-            return
-        if pl_module.automatic_optimization and not is_accumulating(trainer):
-            return
-        gradients = unscaled_gradients(pl_module, trainer.scaler)
-        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
-            if gradients:
-                name = type(trainer.strategy).__name__
-                rank_zero_warn(f"gradients of an incomplete accumulation are not saved with {name}")
-            return
-        if trainer.world_size > 1:
-            gradients = {
-                name: trainer.strategy.reduce(gradient, reduce_op="mean") for name, gradient in gradients.items()
-            }
-        if gradients:
-            checkpoint[GRADIENTS] = gradients
+        """Add the state of the loop that Lightning does not save; a collective call."""
+        checkpoint[LOOP_STATE] = {
+            "logged_values": self._logged_values.state_dict(trainer, pl_module),
+            "loader_epochs": requested_epochs(trainer),
+            "frozen_parts": frozen_parts(trainer, pl_module),
+            "has_deferred_stop": has_deferred_stop(trainer),
+            "early_stop": early_stop(trainer),
+            "gradients": _saved_gradients(trainer, pl_module),
+        }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep gradients and logged values until training starts, when the parameters are on their device."""
+        """Keep the state of the loop until training starts, when the parameters are on their device."""
         self._is_resumed = True
         if trainer.state.fn == TrainerFn.FITTING:
             trainer.num_sanity_val_steps = 0  # a sanity check would change the state of the module
-        set_requested_epochs(trainer, checkpoint.get(LOADER_EPOCHS, {}))
-        self._frozen_parts = checkpoint.get(FROZEN_PARTS)
-        self._has_deferred_stop = checkpoint.get(DEFERRED_STOP, False)
-        self._early_stop = checkpoint.get(EARLY_STOP)
-        self._double_weights = {}
+        self._loaded = checkpoint.get(LOOP_STATE)
+        if self._loaded is not None:
+            set_requested_epochs(trainer, self._loaded["loader_epochs"])
         weights = checkpoint.get("current_model_state", checkpoint.get("state_dict", {}))  # of `WeightAveraging`
-        for name, value in weights.items():
-            if isinstance(value, Tensor) and value.dtype == torch.float64:
-                self._double_weights[name] = value
-        self._logged_values.load_state_dict(checkpoint.get(LOGGED_VALUES))
-        self._accumulation.load_state_dict({"gradients": checkpoint.get(GRADIENTS, {})})
+        # With the precision 64-true, Lightning loads the weights before it converts the module.
+        self._double_weights = {
+            name: value for name, value in weights.items() if getattr(value, "dtype", None) == torch.float64
+        }
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         is_new = not self._is_resumed and not trainer.global_step
         if is_new and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             _warn_of_earlier_checkpoints(_checkpoint_folder(trainer))
-        if omits_epoch_start(trainer):
-            _set_accumulation(trainer)
-        _set_double_weights(pl_module, self._double_weights)
-        self._double_weights = {}
-        self._accumulation.restore(pl_module, trainer.scaler)
-        self._logged_values.restore(trainer, pl_module)
-        restore_frozen_parts(trainer, pl_module, self._frozen_parts)
-        self._frozen_parts = None
-        if self._has_deferred_stop:
-            trainer.should_stop = True
-        if self._early_stop is not None and trainer.early_stopping_callbacks:
-            trainer.should_stop = True
-            rank_zero_info(
-                f"EarlyStopping has ended this training: {self._early_stop} To continue, remove EarlyStopping from the "
-                "callbacks of the Trainer"
-            )
-        self._early_stop = None
+        if self._double_weights:
+            pl_module.load_state_dict(self._double_weights, strict=False)
+            self._double_weights = {}
+        if self._loaded is not None:
+            self._restore(trainer, pl_module, self._loaded)
+            self._loaded = None
         begin_next_epoch(trainer)
         align_reloads(trainer)
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        has_swa = any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks)
-        if has_swa and is_within_epoch(trainer):
-            rank_zero_warn(
-                "StochasticWeightAveraging sets the learning rate again when a fit resumes within an epoch: until the "
-                "next epoch, the learning rate differs from that of a fit without interruption while it is annealed. "
-                "WeightAveraging of Lightning resumes exactly"
-            )
         if self._is_resumed:
-            _warn_of_inexact_callbacks(callbacks)
+            _warn_of_inexact_callbacks(trainer)
         if omits_epoch_start(trainer):
+            for scheduler in callbacks_of(trainer, GradientAccumulationScheduler):
+                scheduler.on_train_epoch_start(trainer)
             _warn_of_omitted_hooks(trainer, pl_module)
+
+    def _restore(self, trainer: Trainer, module: LightningModule, state: dict[str, Any]) -> None:
+        """Restore the state of the loop in a checkpoint."""
+        restore_gradients(module, state["gradients"], trainer.scaler)
+        self._logged_values.restore(trainer, module, state["logged_values"])
+        restore_frozen_parts(trainer, module, state["frozen_parts"])
+        if state["has_deferred_stop"]:
+            trainer.should_stop = True
+        if state["early_stop"] is not None and trainer.early_stopping_callbacks:
+            trainer.should_stop = True
+            rank_zero_info(
+                f"EarlyStopping has ended this training: {state['early_stop']} To continue, remove EarlyStopping from "
+                "the callbacks of the Trainer"
+            )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._logged_values.restore_metrics(pl_module)
@@ -498,7 +467,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save a checkpoint of the batch before the validation again: a resumed fit does not repeat the validation."""
-        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+        if not is_validation_of_fit(trainer):
             return
         align_reloads(trainer)
         self._has_ended_within_epoch = ends_within_epoch(trainer)  # `EarlyStopping` decides after a validation

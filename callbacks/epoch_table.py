@@ -9,9 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from yolo_lightning.callbacks.fit_timer import is_validation_of_fit
 from yolo_lightning.callbacks.status_file import MAP, MAP_50
 from yolo_lightning.utils.activity import Activity, during, number_from_device
+from yolo_lightning.utils.loop_position import is_validation_of_fit
 
 HEADING_INTERVAL = 20
 """Rows between two headings."""

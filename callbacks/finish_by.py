@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, BLOCKS, TimedCallback, is_validation_of_fit
+from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, BLOCKS, TimedCallback
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.run_status import FitLength
@@ -18,9 +18,16 @@ from yolo_lightning.training.deadline import MAX_HOURS_LIMITS, DeadlineSchedule,
 from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.json_record import converted
-from yolo_lightning.utils.loop_position import end_epoch_after, is_last_epoch, schedule_position, schedule_step
+from yolo_lightning.utils.loop_position import (
+    end_epoch_after,
+    is_last_epoch,
+    is_validation_of_fit,
+    schedule_position,
+    schedule_step,
+)
 from yolo_lightning.utils.moment import is_moment, moment, parse_moment
 from yolo_lightning.utils.process_identity import started_s
+from yolo_lightning.utils.trainer_callbacks import callbacks_of
 from yolo_lightning.utils.wall_clock import WallClock
 
 CHECK_STEPS = BLOCK_STEPS
@@ -216,10 +223,8 @@ class FinishBy(TimedCallback):
 
 def deadline_schedule(trainer: Trainer) -> DeadlineSchedule | None:
     """Return the schedule of the callback `FinishBy`; None without the callback."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        if isinstance(callback, FinishBy):
-            return callback.schedule
+    for callback in callbacks_of(trainer, FinishBy):
+        return callback.schedule
     return None
 
 

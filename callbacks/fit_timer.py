@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from yolo_lightning.utils.loop_position import is_validation_of_fit
+from yolo_lightning.utils.trainer_callbacks import callbacks_of
+
 BLOCK_STEPS = 16
 BLOCKS = 16
 
@@ -152,19 +155,18 @@ def shared_timer(trainer: Trainer, user: Callback) -> FitTimer:
 
     Call it in the hook `setup`. Lightning then still iterates over the former list of callbacks.
     """
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     timer = find_timer(trainer)
     if timer is not None:
         return timer
     timer = FitTimer()
+    callbacks = callbacks_of(trainer, Callback)
     position = callbacks.index(user)
     trainer.callbacks = [*callbacks[:position], timer, *callbacks[position:]]  # type: ignore[attr-defined]
     return timer
 
 
 def find_timer(trainer: Trainer) -> FitTimer | None:
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return next((callback for callback in callbacks if isinstance(callback, FitTimer)), None)
+    return next(iter(callbacks_of(trainer, FitTimer)), None)
 
 
 class TimedCallback(Callback):
@@ -181,7 +183,3 @@ class TimedCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         self.timer = shared_timer(trainer, self)
-
-
-def is_validation_of_fit(trainer: Trainer) -> bool:
-    return not trainer.sanity_checking and trainer.state.fn == "fit"

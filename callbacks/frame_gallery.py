@@ -17,7 +17,7 @@ from yolo_lightning.evaluation.drawing import encode, original_frame, prediction
 from yolo_lightning.evaluation.gallery import FrameScore, Gallery, GalleryFrame, frame_scores, shown_detections
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.files import write_bytes, write_json
-from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
+from yolo_lightning.utils.loop_position import is_last_epoch, is_validation_of_fit, steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.run_files import EPOCHS, FRAMES
 
@@ -87,7 +87,7 @@ class FrameGallery(Callback):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
-        if trainer.state.fn == "fit" and trainer.is_global_zero and not trainer.sanity_checking:
+        if is_validation_of_fit(trainer) and trainer.is_global_zero:
             self._add_to_sheet(batch, outputs)
         if not _is_used(trainer):
             return

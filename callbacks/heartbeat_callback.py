@@ -16,6 +16,7 @@ from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
 from yolo_lightning.utils.accelerator import synchronize
 from yolo_lightning.utils.activity import Activity, during, enter
 from yolo_lightning.utils.loop_position import steps_begun
+from yolo_lightning.utils.trainer_callbacks import callbacks_of
 
 NO_FAILURES = (KeyboardInterrupt, SystemExit, SIGTERMException)
 """Exceptions of a stop signal."""
@@ -70,9 +71,8 @@ class HeartbeatCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         tuners = (BatchSizeFinder, LearningRateFinder)  # Lightning puts them in front
-        first = next(callback for callback in callbacks if not isinstance(callback, tuners))
+        first = next(callback for callback in callbacks_of(trainer, Callback) if not isinstance(callback, tuners))
         if not isinstance(first, HeartbeatCallback):
             name = type(self).__name__
             raise UserError(f"{name} must be the first of trainer.callbacks, got {type(first).__name__} before it")

@@ -33,6 +33,7 @@ from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.rank_zero import rank_zero_warn
 from yolo_lightning.utils.run_files import CHALLENGE_SCORES, SCORES, evaluation_record
 from yolo_lightning.utils.suggestions import did_you_mean, similar
+from yolo_lightning.utils.trainer_callbacks import callbacks_of
 
 LOSS = "_loss"
 """End of the names of the losses that a validation logs."""
@@ -79,7 +80,7 @@ class MeanAP(Callback):
         """Refuse a `monitor` that nothing logs: Lightning would end the fit after its first validation."""
         if "class_names" not in pl_module.hparams:
             raise UserError(f"MeanAP needs a YOLOModule, or hparams['class_names'], got {type(pl_module).__name__}")
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks = callbacks_of(trainer, Callback)
         packages = {type(part).__module__.split(".")[0] for part in (pl_module, *callbacks)}
         if stage != "fit":
             return
@@ -122,10 +123,10 @@ class MeanAP(Callback):
         """Warn if the fit ends before its first validation; Lightning's callbacks would raise an error."""
         if not ends_within_epoch(trainer):
             return
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks: list[Any] = callbacks_of(trainer, EarlyStopping, ModelCheckpoint)
         for callback in callbacks:
-            is_waiting = is_of_lightning(callback) and isinstance(callback, EarlyStopping | ModelCheckpoint)
-            if not is_waiting or callback.monitor is None or callback.monitor in trainer.callback_metrics:
+            is_waiting = is_of_lightning(callback) and callback.monitor not in (None, *trainer.callback_metrics)
+            if not is_waiting:
                 continue
             if isinstance(callback, EarlyStopping):
                 callback.strict = False

@@ -14,7 +14,7 @@ from yolo_lightning.callbacks.fit_timer import TimedCallback
 from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import check_state
 from yolo_lightning.utils.files import replacing
-from yolo_lightning.utils.loop_position import steps_begun
+from yolo_lightning.utils.loop_position import is_validation_of_fit, steps_begun
 from yolo_lightning.utils.optional_file import FINAL_PAUSES_S, OptionalFile
 from yolo_lightning.utils.regular_files import open_regular, read_regular
 from yolo_lightning.utils.run_files import METRICS
@@ -75,7 +75,7 @@ class MetricsFile(TimedCallback):
 
     @rank_zero_only
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and trainer.state.fn == "fit":
+        if is_validation_of_fit(trainer):
             self._write(trainer, ("val/",))
 
     @rank_zero_only

@@ -13,6 +13,7 @@ from yolo_lightning.callbacks.finish_by import fit_length
 from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, TimedCallback
 from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import checked_arguments
+from yolo_lightning.utils.loop_position import is_validation_of_fit
 from yolo_lightning.utils.moment import duration, moment
 
 ESTIMATING = "estimating"
@@ -66,7 +67,7 @@ class RunProgressBar(ShowsFinishTime, RichProgressBar):
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if is_validation_of_fit(trainer):
             remaining_s = self.remaining_s(trainer)
             end = ESTIMATING if remaining_s is None else finish_time(remaining_s)
             return {**self._train_loss(trainer), "ends": end}

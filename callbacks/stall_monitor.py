@@ -8,13 +8,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.checkpoints.run_folder import read_launch
-from yolo_lightning.errors import UserError
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter
 from yolo_lightning.supervision.stall_process import StallJob, start_stall_process
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.rank_zero import rank_warn
+from yolo_lightning.utils.trainer_callbacks import callback_before
 
 
 class StallMonitor(Callback):
@@ -39,14 +39,9 @@ class StallMonitor(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or is_supervised():
             return
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        earlier = callbacks[: callbacks.index(self)]
-        heartbeat = next((callback for callback in earlier if isinstance(callback, HeartbeatFile)), None)
-        if heartbeat is None:
-            raise UserError("StallMonitor needs the callback HeartbeatFile before it in trainer.callbacks")
-        if heartbeat.writer is None:  # HeartbeatFile has warned
+        self._writer = callback_before(trainer, self, HeartbeatFile).writer
+        if self._writer is None:  # HeartbeatFile has warned
             return
-        self._writer = heartbeat.writer
         try:
             self._writer.arm_stacks()
         except OSError as error:

@@ -13,12 +13,12 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from yolo_lightning.callbacks.finish_by import deadline_schedule, fit_length
-from yolo_lightning.callbacks.fit_timer import TimedCallback, is_validation_of_fit
+from yolo_lightning.callbacks.fit_timer import TimedCallback
 from yolo_lightning.supervision.run_status import Scores, Status, write_status
 from yolo_lightning.supervision.watches import MAX_TEMPERATURE_C, Minute, Reading, RunWatches, WatchFinding
 from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import check_state, checked_arguments
-from yolo_lightning.utils.loop_position import steps_begun
+from yolo_lightning.utils.loop_position import is_validation_of_fit, steps_begun
 from yolo_lightning.utils.moment import parse_moment
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.process_identity import started_ticks

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.distributed import sum_over_ranks
-from yolo_lightning.utils.loop_position import broadcast_no_signals
+from yolo_lightning.utils.loop_position import broadcast_no_signals, is_validation_of_fit
 from yolo_lightning.utils.stop_signals import request
 
 Precision = Literal[
@@ -87,7 +87,7 @@ class StopOnSignal(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let a signal during the validation end the fit after the epoch."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if is_validation_of_fit(trainer):
             agree(trainer)
 
 

@@ -92,6 +92,7 @@ from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
 from yolo_lightning.utils.offline import prefer_fast_find
 from yolo_lightning.utils.rank_zero import hide_harmless_lines
+from yolo_lightning.utils.trainer_callbacks import callbacks_of
 
 SINGLE_VALUES = (
     "a batch of one image as small as the stride has one value per channel in the deepest layers: it is normalized by "
@@ -251,8 +252,7 @@ class YOLOModule(LightningModule):
             UserError: If the graph does not accept the image size of the training data, if model and data have
                 different numbers of classes, or for `Tuner.lr_find`.
         """
-        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if any(isinstance(callback, LearningRateFinder) for callback in callbacks):
+        if callbacks_of(self.trainer, LearningRateFinder):
             raise UserError(
                 "Tuner.lr_find and LearningRateFinder are not supported: model.recipe sets the learning rate of every "
                 "step. Compare short runs with different values of model.recipe.lr0 instead."
@@ -460,7 +460,7 @@ class YOLOModule(LightningModule):
                 callbacks.clear()  # Lightning calls the hooks of all callbacks after an error
                 name = callback.__name__
                 raise UserError(f"trainer.callbacks must contain instances, got the class {name}: write {name}()")
-        if any(isinstance(callback, MeanAP) for callback in callbacks):
+        if callbacks_of(self.trainer, MeanAP):
             return []
         return [MeanAP(report=False)]
 

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 
 from tests.helpers.lightning_runs import BATCHES, Recorder, assert_resumes_exactly, run
-from yolo_lightning.callbacks.checkpoint import GRADIENTS
+from yolo_lightning.callbacks.checkpoint import LOOP_STATE
 
 
 class Manual(Recorder):
@@ -46,7 +46,7 @@ def test_only_checkpoints_inside_an_accumulation_contain_gradients(tmp_path: Pat
     for batches in (2, 4, BATCHES):
         run(tmp_path / str(batches), batches, accumulate_grad_batches=4)
         checkpoint = torch.load(tmp_path / str(batches) / "checkpoints/last.ckpt", weights_only=True)
-        assert (GRADIENTS in checkpoint) == (batches == 2)
+        assert bool(checkpoint[LOOP_STATE]["gradients"]) == (batches == 2)
 
 
 class Terminates(Callback):

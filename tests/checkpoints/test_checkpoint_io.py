@@ -73,7 +73,7 @@ def test_an_address_that_has_become_a_path_is_refused(folder: Any, tmp_path: Pat
 def test_run_folder_at_an_address_is_refused_before_training(folder: str) -> None:
     trainer = Trainer(accelerator="cpu", callbacks=[LastCheckpoint()], logger=False)
     trainer._default_root_dir = folder
-    with pytest.raises(ValueError, match=r"must be a local folder, got .* use CheckpointMirror"):
+    with pytest.raises(ValueError, match=r"must be a local folder, got .* the callback CheckpointMirror"):
         LastCheckpoint().setup(trainer, BoringModel(), "fit")
     with pytest.raises(ValueError, match="folder must be a local run folder"):
         latest_checkpoint(folder)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import contains_only_weights, find_damage, steps_trained
-from yolo_lightning.checkpoints.remote_folder import RemoteFolder, is_address
+from yolo_lightning.checkpoints.remote_folder import RemoteFolder, is_address, local_path
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.files import DISK_FULL, first_free, replacing, write_json
@@ -32,17 +32,18 @@ LOOK_AGAIN_S = 0.1
 
 
 def configured_folder(text: str) -> Path:
-    """Return the value of `trainer.default_root_dir` as a path; raise a `UserError` for an address or a file."""
+    """Return the value of `trainer.default_root_dir` as a path; raise a UserError for an address or a file."""
     if is_address(text):
         raise UserError(
             f"trainer.default_root_dir must be a local folder, got {text}. "
-            "Use --mirror to copy the checkpoints to an address."
+            "Use --mirror or the callback CheckpointMirror to copy the checkpoints to an address."
         )
-    _check_name(Path(text))
-    for path in (Path(text), *Path(text).parents):
+    folder = local_path(text)
+    _check_name(folder)
+    for path in (folder, *folder.parents):
         if os.path.exists(path) and not os.path.isdir(path):
             raise UserError(f"trainer.default_root_dir must be a folder, got the file {path}.")
-    return Path(text)
+    return folder
 
 
 def _check_name(folder: Path) -> None:

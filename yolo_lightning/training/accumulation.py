@@ -29,11 +29,8 @@ class Accumulation:
         self._loaded = state.get("gradients", {})
 
     def restore(self, graph: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Set the loaded gradients of all trainable parameters; call it when they are on their device."""
-        scale = _scale_of(scaler)
-        for name, parameter in graph.named_parameters():
-            if name in self._loaded and parameter.requires_grad:
-                parameter.grad = self._loaded[name].to(parameter) * scale
+        """Set the loaded gradients; call it when the parameters are on their device."""
+        restore_gradients(graph, self._loaded, scaler)
         self._loaded = {}
 
     def reset(self, graph: nn.Module) -> None:
@@ -48,6 +45,16 @@ def unscaled_gradients(graph: nn.Module, scaler: torch.amp.GradScaler | None = N
     if scale == 1.0:
         return gradients
     return {name: gradient / scale for name, gradient in gradients.items()}
+
+
+def restore_gradients(
+    graph: nn.Module, gradients: Mapping[str, Tensor], scaler: torch.amp.GradScaler | None = None
+) -> None:
+    """Set the unscaled gradients of trainable parameters; the inverse of `unscaled_gradients`."""
+    scale = _scale_of(scaler)
+    for name, parameter in graph.named_parameters():
+        if name in gradients and parameter.requires_grad:
+            parameter.grad = gradients[name].to(parameter) * scale
 
 
 def _scale_of(scaler: torch.amp.GradScaler | None) -> float:

@@ -4,11 +4,11 @@ When a fit resumes, Lightning freezes all parts again. Can be removed when Light
 https://github.com/Lightning-AI/pytorch-lightning/issues/21901.
 """
 
-from typing import Any
-
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from yolo_lightning.utils.trainer_callbacks import callbacks_of
 
 
 def frozen_parts(trainer: Trainer, module: LightningModule) -> dict[str, list[str]] | None:
@@ -16,7 +16,7 @@ def frozen_parts(trainer: Trainer, module: LightningModule) -> dict[str, list[st
 
     None if the Trainer has no callback of the class `BaseFinetuning`.
     """
-    if not _has_finetuning(trainer):
+    if not callbacks_of(trainer, BaseFinetuning):
         return None
     return {
         "parameters": [name for name, parameter in module.named_parameters() if not parameter.requires_grad],
@@ -26,17 +26,12 @@ def frozen_parts(trainer: Trainer, module: LightningModule) -> dict[str, list[st
 
 def restore_frozen_parts(trainer: Trainer, module: LightningModule, frozen: dict[str, list[str]] | None) -> None:
     """Freeze the parts that `frozen_parts` has returned, and unfreeze all others; call it when training starts."""
-    if frozen is None or not _has_finetuning(trainer):
+    if frozen is None or not callbacks_of(trainer, BaseFinetuning):
         return
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name not in frozen["parameters"])
     for name, layer in _normalization_layers(module):
         layer.track_running_stats = name not in frozen["statistics"]
-
-
-def _has_finetuning(trainer: Trainer) -> bool:
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    return any(isinstance(callback, BaseFinetuning) for callback in callbacks)
 
 
 def _normalization_layers(module: LightningModule) -> list[tuple[str, _BatchNorm]]:

@@ -33,7 +33,7 @@ class LoggedValues:
     """Restores the logged values of the epoch in which a checkpoint was saved."""
 
     def __init__(self) -> None:
-        self._loaded: dict[str, Any] | None = None
+        self._is_restored = False  # whether the values of the current epoch were restored
         self._metrics: dict[str, Any] = {}  # loaded states of metrics by module name, until training has started
         self._sums: list[dict[str, Any]] = []  # loaded values of the epoch that the resumed fit has not logged yet
 
@@ -54,22 +54,15 @@ class LoggedValues:
             "ranks": gather(move_data_to_device(values, torch.device("cpu"))),
         }
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Keep the state, None for a checkpoint of a fit without `LastCheckpoint`, until `restore` is called."""
-        self._loaded = state
-
-    def restore(self, trainer: Trainer, module: LightningModule) -> None:
-        """Set the loaded values; call it when training starts, after Lightning has restored its loops."""
-        state = self._loaded
-        if state is None:
-            return
+    def restore(self, trainer: Trainer, module: LightningModule, state: dict[str, Any]) -> None:
+        """Set the values of a checkpoint; call it when training starts, after Lightning has restored its loops."""
         if len(state["ranks"]) != trainer.world_size:
             rank_zero_warn(
                 f"the checkpoint contains the logged values of {len(state['ranks'])} ranks, the world size is "
                 f"{trainer.world_size}: the means of the resumed epoch cover its rest only"
             )
-            self._loaded = None
             return
+        self._is_restored = True
         values = move_data_to_device(state["ranks"][trainer.global_rank], module.device)
         trainer._logger_connector._callback_metrics.update(values["callback_metrics"])
         self._metrics = values["own_metrics"]
@@ -99,9 +92,9 @@ class LoggedValues:
         self.add_sums(trainer)
         _log_sums(trainer, module, self._sums)
         self._sums = []
-        if self._loaded is not None:
+        if self._is_restored:
             end_restart(trainer)
-        self._loaded = None
+        self._is_restored = False
 
 
 def _epoch_values(trainer: Trainer, module: LightningModule) -> dict[str, Any]:

@@ -92,6 +92,10 @@ def steps_begun(trainer: Trainer) -> int:
     return int(trainer.fit_loop.total_batch_idx) + 1
 
 
+def is_validation_of_fit(trainer: Trainer) -> bool:
+    return not trainer.sanity_checking and trainer.state.fn == "fit"
+
+
 def is_last_epoch(trainer: Trainer) -> bool:
     return trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1
 
