@@ -1,5 +1,6 @@
 """One attempt: what the supervisor concludes from a look at the heartbeat."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -8,9 +9,11 @@ import pytest
 
 from yolo_lightning.supervision import Job, attempt
 from yolo_lightning.supervision.attempt import AttemptRunner
+from yolo_lightning.supervision.failure_record import NO_FAILURE, read_failure
 from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.heartbeat import NOT_STARTED, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
+from yolo_lightning.supervision.unsaved_checkpoint import read_unsaved
 from yolo_lightning.supervision.watch import Look
 
 
@@ -56,3 +59,26 @@ def test_processes_that_cannot_be_listed_do_not_end_the_watch(tmp_path: Path, mo
     watch = Mock()
     watch.look.return_value = Look(NOT_STARTED, is_readable=False)
     assert runner._watch(trainer, watch, climb_after_s=60.0) is None
+
+
+def test_facts_after_an_error_of_the_supervisor_contain_the_last_heartbeat(tmp_path: Path) -> None:
+    services = Mock(signals=[])
+    timeouts = AdaptiveTimeouts(PhaseTimeouts(), {})
+    runner = AttemptRunner(tmp_path / "run", Job(("program",), ("program",)), "token", services, timeouts)
+    heartbeat = replace(NOT_STARTED, phase=Phase.SAVE, step=5)
+    services.announcer.progress_made.side_effect = OSError(errno.EIO, "Input/output error")
+    trainer = Mock()
+    trainer.process.poll.return_value = None
+    watch = Mock()
+    watch.look.return_value = Look(heartbeat)
+    with pytest.raises(OSError, match="Input/output error"):
+        runner._watch(trainer, watch, climb_after_s=60.0)
+    assert runner.new_facts().heartbeat == heartbeat, "the run has trained: the error is waited for"
+
+
+def test_records_in_a_folder_that_cannot_be_listed_do_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "glob", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    assert read_unsaved(tmp_path / "heartbeat") is None
+    assert read_failure(tmp_path / "heartbeat") is NO_FAILURE

@@ -27,10 +27,18 @@ def test_last_error_counts() -> None:
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(0, "exit code 0"), (143, "stopped by SIGTERM"), (-11, "SIGSEGV"), (-70, "signal 70"), (3, "exit code 3")],
+    [
+        (None, "could not watch"),
+        (0, "exit code 0"),
+        (143, "stopped by SIGTERM"),
+        (-11, "SIGSEGV"),
+        (-70, "signal 70"),
+        (3, "exit code 3"),
+    ],
 )
-def test_end_is_described(code: int, words: str) -> None:
-    assert words in describe_exit(code, NO_FAILURE)
+def test_end_is_described(code: int | None, words: str) -> None:
+    assert words in describe_exit(code, NO_FAILURE, has_started=True)
+    assert describe_exit(None, NO_FAILURE, has_started=False) == "the trainer could not be started"
 
 
 SOCKET = "ConnectionResetError: [Errno 104] Connection reset by peer"
@@ -154,7 +162,9 @@ def test_error_at_a_sample_names_it() -> None:
     record = record_of_output(1, lines)
     assert record.samples == ("id=20200502114223915",)
     assert cause_of(facts(code=1, record=record)) is StallClass.SAMPLE
-    assert describe_exit(1, record).endswith("ValueError: broken codec, at the sample id=20200502114223915")
+    assert describe_exit(1, record, has_started=True).endswith(
+        "ValueError: broken codec, at the sample id=20200502114223915"
+    )
 
 
 def test_exit_codes_are_those_of_the_page_and_below_those_of_shells() -> None:

@@ -13,7 +13,7 @@ from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.evidence import Request, examine, keep
 from yolo_lightning.supervision.failure_record import NO_FAILURE, read_failure
 from yolo_lightning.supervision.fallback_levels import FallbackState
-from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, Phase, parse
+from yolo_lightning.supervision.heartbeat import NOT_STARTED, RECORD_BYTES, Heartbeat, Phase, parse
 from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job
@@ -75,6 +75,7 @@ class AttemptRunner:
         self.quiet_since_s = time.monotonic()  # end of the last incident
         self._incidents: set[str] = set()
         # Of the present attempt:
+        self._heartbeat = NOT_STARTED  # the last one that could be read
         self._heartbeat_path = run
         self._copied_s = 0.0
         self._climbs = False
@@ -89,6 +90,7 @@ class AttemptRunner:
             OSError: If a file of the attempt cannot be written, or the trainer cannot be started.
         """
         disk = self.services.disk
+        self._heartbeat = NOT_STARTED
         disk.ask(run_disk.clear_attempt, self.run_folder)
         disk.ask(make_temporary_folder, self.token)
         self._incidents |= disk.ask(run_files.incident_names, self.run_folder)
@@ -141,8 +143,9 @@ class AttemptRunner:
         return replace(facts, record=record, killed=killed, finished=finished, grown_s=self._grown_s)
 
     def new_facts(self) -> AttemptFacts:
-        """Return the facts of an attempt of which nothing is known; its incident folder does not exist yet."""
-        return AttemptFacts(self.settings, run_files.incident_folder(self.run_folder, self._incidents))
+        """Return the facts of an attempt of which only the heartbeat is known; its incident folder does not exist."""
+        folder = run_files.incident_folder(self.run_folder, self._incidents)
+        return AttemptFacts(self.settings, folder, heartbeat=self._heartbeat)
 
     def keep_incident(self, incident: Incident, outcome: str) -> None:
         """Write the report of an incident; `outcome` describes the reaction of the supervisor."""
@@ -203,6 +206,7 @@ class AttemptRunner:
         return stall
 
     def _note_progress(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
         self.timeouts = self.timeouts.learn(heartbeat.longest_s, self.settings.kill_after_s)
         self.services.announcer.progress_made(heartbeat)
         if time.monotonic() >= self._copied_s + live_heartbeat.COPY_INTERVAL_S:

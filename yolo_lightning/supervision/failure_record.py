@@ -133,7 +133,11 @@ def read_failure(heartbeat: Path) -> FailureRecord:
     The first failure of several ranks is the cause of the others, which lose their connections.
     """
     records = []
-    for path in heartbeat.parent.glob(f"{heartbeat.name}.failure*"):
+    try:
+        paths = list(heartbeat.parent.glob(f"{heartbeat.name}.failure*"))
+    except OSError:
+        return NO_FAILURE
+    for path in paths:
         with suppress(OSError, ValueError, TypeError, KeyError):  # incomplete or damaged
             content = read_json(path, MOST_BYTES)
             record: FailureRecord = converted(content, FailureRecord)  # every text as one line

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ from yolo_lightning.utils.files import remove
 from yolo_lightning.utils.process_identity import MARK, PROC, Process, is_same, own_mark, owner_lives
 
 SHARED_MEMORY = Path("/dev/shm")
+SHARED_TENSOR = re.compile(r"torch_(\d+)_")  # with the id of the process that has shared it
 MARKED = re.compile(rf"(?:sem\.)?{MARK}(?:-\w{{8}})?(?:-record)?")
 """Names of semaphores and folders with a mark."""
 
@@ -103,7 +104,7 @@ def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
             time.sleep(POLL_S)
     survivors = _wait_until_gone([*members, *late], wait_s)
     dead = tuple(process.pid for process in [*members, *late] if process not in survivors)
-    _remove(path for pid in dead for path in SHARED_MEMORY.glob(f"torch_{pid}_*"))
+    _remove(_shared_tensors(dead))
     remove_files_of_dead_processes()
     return Killed(dead, {process: _where_it_is(process) for process in survivors})
 
@@ -177,6 +178,15 @@ def mark_process() -> None:
     # As for multiprocessing's own folder: last of all finalizers of this process, not of a worker.
     multiprocessing.util.Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-100)
     config["tempdir"] = str(folder)
+
+
+def _shared_tensors(processes: Container[int]) -> Iterator[Path]:
+    """Yield the files of tensors that these processes have shared."""
+    with suppress(OSError):
+        for name in os.listdir(SHARED_MEMORY):
+            owner = SHARED_TENSOR.match(name)
+            if owner is not None and int(owner[1]) in processes:
+                yield SHARED_MEMORY / name
 
 
 def remove_files_of_dead_processes() -> None:

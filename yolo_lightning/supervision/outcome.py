@@ -129,9 +129,11 @@ def _group_of(lines: Sequence[str]) -> list[str]:
     return [line for line in without_margin if ERROR_LINE.match(line)]
 
 
-def describe_exit(code: int | None, record: FailureRecord) -> str:
-    """Return how a trainer ended as a sentence; `code` is None if the trainer could not be started."""
-    if code is None:
+def describe_exit(code: int | None, record: FailureRecord, *, has_started: bool) -> str:
+    """Return how a trainer ended as a sentence; `code` is None after an error of the supervisor itself."""
+    if code is None and has_started:
+        sentence = "the supervisor could not watch the trainer and has ended it"
+    elif code is None:
         sentence = "the trainer could not be started"
     elif code < 0:
         sentence = f"the trainer was killed by {signal_name(-code)}"

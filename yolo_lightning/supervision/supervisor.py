@@ -28,7 +28,7 @@ from yolo_lightning.supervision.fallback_levels import (
     Levels,
     levels_of,
 )
-from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.heartbeat import NOT_STARTED, Phase
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job, can_resume, has_saved, saved_marks
 from yolo_lightning.supervision.kill import Killed, adopt_orphans, kill_tree
@@ -202,7 +202,8 @@ class Supervisor:
         try:
             return self.runner.run(words, self.state, self._climb_after_s())
         except OSError as error:  # of the run folder, the temporary folder, /dev/shm or the start of a process
-            return replace(self.runner.new_facts(), record=record_of(error))
+            facts = self.runner.new_facts()
+            return replace(facts, record=replace(record_of(error), step=facts.heartbeat.step))
 
     def _ask(self, function: Callable[..., Result], *arguments: Any, default: Result) -> Result:
         """Return what a call of the disk returns, or `default` after an error of the disk."""
@@ -320,7 +321,7 @@ class Supervisor:
             if not record.is_user_error and not any(record.sentence in line for line in facts.lines):
                 self.services.recorder.record(f"{record.traceback}\n".encode())
         if facts.evidence is None:
-            sentence = describe_exit(facts.code, record)
+            sentence = describe_exit(facts.code, record, has_started=facts.heartbeat is not NOT_STARTED)
         elif record is NO_FAILURE:
             sentence = facts.evidence.sentence
         else:

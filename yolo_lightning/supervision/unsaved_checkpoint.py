@@ -74,6 +74,10 @@ def forget_unsaved(name: str) -> None:
 
 
 def read_unsaved(heartbeat: Path) -> UnsavedCheckpoint | None:
-    """Return the earliest failed save that no successful one has followed; None if there is none."""
-    records = [read_record(path, UnsavedCheckpoint) for path in heartbeat.parent.glob(f"{heartbeat.name}.unsaved-*")]
+    """Return the earliest failed save that no successful one has followed; None if there is none that can be read."""
+    try:
+        paths = list(heartbeat.parent.glob(f"{heartbeat.name}.unsaved-*"))
+    except OSError:
+        return None
+    records = [read_record(path, UnsavedCheckpoint) for path in paths]
     return min((record for record in records if record is not None), key=lambda record: record.since_s, default=None)
