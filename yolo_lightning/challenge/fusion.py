@@ -1,14 +1,12 @@
 """Weighted boxes fusion of several submissions."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
 from yolo_lightning.challenge.content import Content
-from yolo_lightning.data.box_fusion import fuse_group
+from yolo_lightning.data import box_fusion
 from yolo_lightning.data.occurrences import occurrences
-from yolo_lightning.evaluation.greedy import segment_starts
 from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS
 
 LARGEST_LABEL = 4
@@ -42,24 +40,15 @@ def fuse(
     labels = np.concatenate([part.labels for part in parts])
     boxes = np.concatenate([part.boxes for part in parts])
     keys = owners * (LARGEST_LABEL + 1) + labels.astype(np.int64)
-    order = np.lexsort((-weighted, keys))
-    order = order[scores[order] > score_threshold]
-    keys = keys[order]
-    scores = weighted[order]
-    boxes = boxes[order]
-    is_fused = np.zeros(len(keys), np.bool_)
-    edges = [*segment_starts(keys), len(keys)] if len(keys) else []
-    for start, stop in pairwise(edges):
-        group_boxes, group_scores = fuse_group(boxes[start:stop], scores[start:stop], iou_threshold, len(contents))
-        fused = slice(start, start + len(group_scores))  # the mean boxes replace the first boxes
-        boxes[fused] = group_boxes.round(2)
-        scores[fused] = group_scores.round(5)
-        is_fused[fused] = True
+    is_used = scores > score_threshold
+    boxes, scores, keys = box_fusion.fuse(
+        boxes[is_used], weighted[is_used], keys[is_used], iou_threshold, len(contents)
+    )
+    scores = scores.round(5)
     order = np.lexsort((-scores, keys))
-    order = order[is_fused[order]]
     scores = scores[order]
     keys = keys[order]
-    boxes = boxes[order]
+    boxes = boxes[order].round(2)
     kept = (boxes[:, :2] < boxes[:, 2:]).all(axis=1) & (occurrences(keys) < COUNTED_PER_CLASS)
     owners, labels = np.divmod(keys, LARGEST_LABEL + 1)
     return Content(image_ids, owners, boxes, scores, labels.astype(np.float64)).take(kept)

@@ -5,25 +5,46 @@ Source: "Weighted boxes fusion" (Solovyev, Wang and Gabruseva 2021, arXiv 1910.1
 score; here the boxes of an object are replaced by their mean, and objects that few sources contain get lower scores.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
-from yolo_lightning.data.array_types import Float64Array
+from yolo_lightning.data.array_types import Float64Array, Int64Array
 
 FUSION_IOU = 0.55
 """Default of ensemble-boxes: boxes with a larger IoU are of the same object."""
 
 
-def fuse_group(
-    boxes: Float64Array, weighted: Float64Array, iou_threshold: float, sources: int
-) -> tuple[Float64Array, Float64Array]:
-    """Return boxes `(G, 4)` and scores `(G,)` of the groups of one frame and class.
+def fuse(
+    boxes: Float64Array, weighted: Float64Array, keys: Int64Array, iou_threshold: float, sources: int
+) -> tuple[Float64Array, Float64Array, Int64Array]:
+    """Return boxes `(G, 4)`, scores `(G,)` and keys `(G,)` of the groups of boxes, sorted by key.
 
     Args:
-        boxes: `(N, 4)` xyxy in descending order of `weighted`.
+        boxes: `(N, 4)` xyxy.
         weighted: `(N,)` score times weight, > 0.
+        keys: `(N,)` number of the frame and class of each box; boxes of different keys are not fused.
         iou_threshold: Minimum IoU of a box with the mean box of its group, exclusive.
         sources: Number of fused sources.
     """
+    order = np.lexsort((-weighted, keys))
+    boxes = boxes[order]
+    scores = weighted[order]
+    keys = keys[order]
+    is_fused = np.zeros(len(keys), np.bool_)
+    for start, stop in pairwise([0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]):
+        group_boxes, group_scores = _fuse_descending(boxes[start:stop], scores[start:stop], iou_threshold, sources)
+        fused = slice(start, start + len(group_scores))  # the mean boxes replace the first boxes
+        boxes[fused] = group_boxes
+        scores[fused] = group_scores
+        is_fused[fused] = True
+    return boxes[is_fused], scores[is_fused], keys[is_fused]
+
+
+def _fuse_descending(
+    boxes: Float64Array, weighted: Float64Array, iou_threshold: float, sources: int
+) -> tuple[Float64Array, Float64Array]:
+    """Return boxes and scores of the groups of one frame and class, given boxes in descending order of `weighted`."""
     means = np.empty_like(boxes)
     sums = np.zeros_like(boxes)
     totals = np.zeros(len(boxes))

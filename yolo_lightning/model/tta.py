@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch, Prediction
-from yolo_lightning.data.box_fusion import FUSION_IOU, fuse_group
+from yolo_lightning.data.box_fusion import FUSION_IOU, fuse
 from yolo_lightning.data.boxes import clip_to_frame
 from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.model.detection_settings import DetectionSettings
@@ -69,28 +69,15 @@ def fused(views: Sequence[Prediction], frame_shape: tuple[int, int], max_detecti
     boxes = np.concatenate([view.boxes_before_clipping.numpy() for view in views]).astype(np.float64)
     scores = np.concatenate([view.scores.numpy() for view in views]).astype(np.float64)
     labels = np.concatenate([view.labels.numpy() for view in views])
-    order = np.argsort(-scores, kind="stable")
-    boxes = boxes[order]
-    scores = scores[order] / len(views)
-    labels = labels[order]
-    fused_boxes = [np.zeros((0, 4))]
-    fused_scores = [np.zeros(0)]
-    fused_labels = [np.zeros(0, np.int64)]
-    for label in np.unique(labels):
-        of_class = labels == label
-        class_boxes, class_scores = fuse_group(boxes[of_class], scores[of_class], FUSION_IOU, len(views))
-        fused_boxes.append(class_boxes)
-        fused_scores.append(class_scores)
-        fused_labels.append(np.full(len(class_boxes), label))
-    all_boxes = torch.from_numpy(np.concatenate(fused_boxes)).float()
-    all_scores = torch.from_numpy(np.concatenate(fused_scores)).float()
-    all_labels = torch.from_numpy(np.concatenate(fused_labels))
+    boxes, scores, labels = fuse(boxes, scores / len(views), labels, FUSION_IOU, len(views))
+    all_boxes = torch.from_numpy(boxes).float()
+    all_scores = torch.from_numpy(scores).float()
     best = all_scores.argsort(descending=True, stable=True)[:max_detections]
     return msgspec.structs.replace(
         views[0],
         boxes=clip_to_frame(all_boxes[best], frame_shape),
         scores=all_scores[best],
-        labels=all_labels[best],
+        labels=torch.from_numpy(labels)[best],
         unclipped=all_boxes[best],
     )
 
