@@ -92,7 +92,7 @@ def still_images(
         notes: Remarks for the log.
         box_format: Format of `values`, one of `BOX_FORMATS`.
         rule: Sentence for messages that names this format, without full stop.
-        impossible: What cannot be right about the boxes; else, `suspicions` are searched for.
+        impossible: What cannot be right according to the reader, in place of the result of `suspicions`.
     """
     suspicious, unlikely = suspicions(owner, values, labels, shapes, box_format, rule)
     boxes = corners_of(values, box_format).astype(np.float32)
