@@ -17,12 +17,50 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from yolo_lightning import cli
-from yolo_lightning.commands import PICTURES, SUBCOMMANDS, TOOLS
-from yolo_lightning.commands.answers import SHOWN, TRAINING
 from yolo_lightning.commands.command_line import tool_function, tool_parser
+from yolo_lightning.options.command_names import PICTURES, SUBCOMMANDS, TOOLS
 from yolo_lightning.options.option_table import BOOLEAN, CLASS_PATH, INTEGER, LIST, NULL, NUMBER, TABLE_FILE, TEXT
 from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.training.recipe import Recipe
+
+SHOWN = (
+    "config",
+    "resume",
+    "detach",
+    "ckpt_path",
+    "mirror",
+    "supervision.enabled",
+    "data.format",
+    "data.root",
+    "data.image_size",
+    "data.batch_size",
+    "data.loader.num_workers",
+    "data.split.valid_share",
+    "data.split.train_fraction",
+    "data.augmentation.mosaic",
+    "data.augmentation.close_mosaic_epochs",
+    "model.variant",
+    "model.weights",
+    "model.recipe.optimizer",
+    "model.recipe.lr0",
+    "model.freeze",
+    "model.convolution.backend",
+    "model.detections.score_threshold",
+    "model.detections.iou_threshold",
+    "trainer.max_epochs",
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.precision",
+    "trainer.default_root_dir",
+    "seed_everything",
+)
+"""Options in the short help of fit, in order; `TRAINING` are those that validate, test and predict do not use."""
+
+TRAINING = (
+    *("resume", "detach", "mirror", "supervision.enabled", "data.split.train_fraction", "data.augmentation.mosaic"),
+    *("data.augmentation.close_mosaic_epochs", "model.recipe.optimizer", "model.recipe.lr0", "model.freeze"),
+    "trainer.max_epochs",
+)
 
 CLASS_MODULES = ("yolo_lightning.callbacks", "lightning.pytorch.callbacks", "lightning.pytorch.loggers")
 TYPES = {int: INTEGER, float: NUMBER, bool: BOOLEAN, str: TEXT, NoneType: NULL}
@@ -49,7 +87,7 @@ class ParserOfCommand(cli.YOLOCLI):
 def subcommand_parser(name: str) -> Any:
     """Return the parser of fit, validate, test or predict."""
     try:
-        cli.start(RunSpec((name,)), ParserOfCommand)
+        cli.run(RunSpec((name,)), ParserOfCommand)
     except BuiltParserError as built:
         return built.args[0]
     raise AssertionError(name)
@@ -78,7 +116,7 @@ def table() -> dict[str, Any]:
         for key, entry in entries(name, parser).items():
             options[key] = positions.setdefault(json.dumps(entry), len(positions))
         purpose = SUBCOMMANDS.get(name) or parser.description or ""
-        commands[name] = {"purpose": " ".join(purpose.split()), "options": options}
+        commands[name] = {"purpose": " ".join(purpose.split()), "shown": shown(name, parser), "options": options}
     return {
         "lightning": version("lightning"),
         "classes": {name: required_arguments(import_module(name)) for name in CLASS_MODULES},
@@ -97,27 +135,35 @@ def required_arguments(module: ModuleType) -> dict[str, list[str]]:
     return required
 
 
+def shown(command: str, parser: Any) -> list[str]:
+    """Return the options in the short help of a command: of other commands than fit, ... all but `data.*`."""
+    keys = [key for action in parser._actions if type(action).__name__ not in NOT_SHOWN for key in keys_of(action)]
+    if command not in SUBCOMMANDS:
+        return [key for key in keys if not key.startswith("data.") and not key.endswith(("+", ".help"))]
+    hidden = () if command == "fit" else TRAINING
+    return [key for key in SHOWN if key in keys and key not in hidden]
+
+
+def keys_of(action: Any) -> list[str]:
+    """Return the names of an option without hyphens; a positional argument has one name."""
+    keys = [name.removeprefix("--") for name in action.option_strings or [action.dest]]
+    return [key for key in keys if not key.startswith("-")]
+
+
 def entries(command: str, parser: Any) -> dict[str, dict[str, Any]]:
     """Return the fields of `CommandOption` for each option of a parser, without those that have their default."""
     names = {name.removeprefix("--") for action in parser._actions for name in action.option_strings}
-    found = {}
+    shown_keys = shown(command, parser)
+    options = {}
     for action in parser._actions:
         fields = entry(action)
-        is_hidden = type(action).__name__ in NOT_SHOWN
-        is_hidden |= command in SUBCOMMANDS and action.dest not in SHOWN
-        is_hidden |= command in SUBCOMMANDS and command != "fit" and action.dest in TRAINING
-        is_hidden |= command not in SUBCOMMANDS and action.dest.startswith("data.")
-        for name in action.option_strings or [action.dest]:
-            key = name.removeprefix("--")
-            if key.startswith("-"):
-                continue
+        for key in keys_of(action):
             is_group = any(other.startswith(f"{key}.") and other != f"{key}.help" for other in names)
             option = {"is_group": True, **settings_of(action)} if is_group else dict(fields)
-            if is_hidden or key.endswith(("+", ".help")):
+            if key not in shown_keys:
                 option = {field: value for field, value in option.items() if field not in ("default", "help")}
-                option["is_shown"] = False
-            found[key] = option
-    return found
+            options[key] = option
+    return options
 
 
 def settings_of(action: Any) -> dict[str, str]:

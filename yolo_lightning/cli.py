@@ -22,20 +22,22 @@ from yolo_lightning.callbacks.default_callbacks import with_default_callbacks
 from yolo_lightning.callbacks.run_config import SaveRunConfig
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
-from yolo_lightning.checkpoints.resume import download
-from yolo_lightning.commands.answers import PROGRAM, is_tool, resolve
 from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.endings import missing_process_reported, reported
-from yolo_lightning.commands.fit_start import MAX_EPOCHS, reserve_run, start_supervisor
+from yolo_lightning.commands.fit_start import MAX_EPOCHS, start_supervisor
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
-from yolo_lightning.commands.option_errors import missing_package, user_errors
-from yolo_lightning.commands.option_limits import DEADLINE_OPTIONS, seed_of
+from yolo_lightning.commands.option_limits import seed_of
 from yolo_lightning.commands.parser_errors import ShortErrors
 from yolo_lightning.commands.rank_plan import plan_of_all_ranks
-from yolo_lightning.commands.run_plan import FROM_DATA, Run, check_machine, plan_evaluation, plan_fit, with_precision
+from yolo_lightning.commands.resolve import resolve
+from yolo_lightning.commands.run_plan import FROM_DATA, Run, prepared_plan
+from yolo_lightning.commands.trainer_limits import DEADLINE_OPTIONS
+from yolo_lightning.commands.user_errors import user_errors
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.errors import UserError
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.options.command_names import PROGRAM
+from yolo_lightning.options.option_errors import missing_package
 from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.supervision import (
     SuperviseSettings,
@@ -88,71 +90,18 @@ RUN_OPTIONS: dict[str, tuple[Any, Any, str | None]] = {
 """Type, default and help of options that all subcommands accept, because they share a configuration file."""
 
 
-def main(args: list[str] | None = None) -> None:
-    """Run a command line.
-
-    A `UserError` is printed in one line and ends the process with exit code 2; other errors keep their traceback.
-
-    Args:
-        args: Words after the program name; None for the words of the process.
-    """
-    with user_errors():
-        spec = resolve(sys.argv[1:] if args is None else args)
-        start_supervisor(spec)
-        if is_tool(spec.words):
-            run_tool(spec.command, spec.words[1:])
-        else:
-            run(spec)
-
-
-def run(spec: RunSpec) -> None:
-    """Run fit, validate, test or predict with a dataset, which is not supervised by this process."""
-    hide_harmless_messages()
-    end_with_launcher(launch_id() is not None)
-    mark_lines()
-    start(spec, YOLOCLI)
-
-
-def start(spec: RunSpec, cli_class: type["YOLOCLI"]) -> None:
-    """Run fit, validate, test or predict with a class of the command line."""
-    cli_class(
-        YOLOModule,
-        DetectionDataModule,
-        args=spec,
-        parser_class=ShortErrorParser,
-        trainer_class=callbacks.StoppableTrainer,
-        save_config_callback=SaveRunConfig,
-        save_config_kwargs={"save_to_log_dir": False},
-        seed_everything_default=0,
-        auto_configure_optimizers=False,
-        trainer_defaults={
-            "default_root_dir": run_folder.DEFAULT_RUN,
-            "max_epochs": MAX_EPOCHS,
-            "use_distributed_sampler": False,
-            "enable_model_summary": False,  # `start_lines` instead
-        },
-        parser_kwargs={"prog": PROGRAM},
-    )
-
-
 class YOLOCLI(LightningCLI):
     """LightningCLI with run folders and supervision; command-line options override settings stored in checkpoints."""
 
-    _reserved: Path | None = None  # folder of a new run
+    _run: Run  # the plan, which `before_instantiate_classes` carries out
     _logger_runs: LoggerRuns | None = None  # of a fit
     _ranks: RankStore | None = None  # of torchrun; the first rank holds the store
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         self._spec: RunSpec = named["args"]
         self._options: dict[str, Any] = {}  # all options of the command, parsed, by full name
-        self._precision: str | None = None  # instead of `trainer.precision: auto`
-        self._precision_reason = ""
-        self._epochs_trained: int | None = None  # of a fit without its last files; see `run_files.epochs_trained`
-        try:
+        with ExitStack() as self._at_end:
             super().__init__(*positional, **named)
-        finally:
-            if self._reserved is not None:
-                run_folder.remove_unused(self._reserved)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse in descending precedence: command line, environment, weights, configuration files, defaults."""
@@ -199,7 +148,7 @@ class YOLOCLI(LightningCLI):
         options = self._options
         with missing_process_reported():
             self._ranks = connect_ranks(self.config[command].get("trainer.strategy.init_args.timeout"))
-            run = plan_of_all_ranks(self._ranks, options, self._prepared_plan)
+            run = plan_of_all_ranks(self._ranks, options, partial(prepared_plan, self._spec, options, self._at_end))
         for warning in run.warnings:
             rank_zero_warn(warning)
         for line in run.lines:
@@ -209,33 +158,10 @@ class YOLOCLI(LightningCLI):
         checkpoint = None if run.checkpoint is None else str(run.checkpoint)
         changed = {**run.options, "trainer.default_root_dir": str(run.folder), "ckpt_path": checkpoint}
         self.config[command] = self._parser(command).parse_object(nested(changed), cfg_base=self.config[command])
-        self._epochs_trained = run.epochs_trained
+        self._run = run
         if run.is_fit:
             self._logger_runs = LoggerRuns(run.folder)
-        self._precision = run.precision
-        self._precision_reason = run.precision_reason
         heartbeat.enter(Phase.INDEX)
-
-    def _prepared_plan(self) -> Run:
-        """Return the plan of a run whose checkpoint is on this machine and whose folder exists and is reserved."""
-        options = self._options
-        check_machine(options)
-        if self._spec.command != "fit":
-            run = plan_evaluation(self._spec, options)
-            run_folder.prepare(run.folder)
-            return with_precision(run, options)
-        chosen = reserve_run(options)
-        if chosen.is_new:
-            self._reserved = chosen.folder
-        if chosen.resumes and options["mirror"] is not None:
-            download(chosen.folder, options["mirror"])
-        run = plan_fit(chosen, options)
-        if run.is_finished:
-            return run
-        run_folder.prepare(run.folder)
-        if not is_supervised():
-            run_folder.forget_loggers(run.folder)
-        return with_precision(run, options)
 
     def instantiate_classes(self) -> None:
         """Name the callback or logger whose constructor fails, where jsonargparse lists all types of the option."""
@@ -283,8 +209,8 @@ class YOLOCLI(LightningCLI):
             chosen += progress_callbacks(is_fit=is_fit)
             kwargs["enable_progress_bar"] = has_cursor_control(sys.stderr)
         kwargs["callbacks"] = chosen
-        if self._precision is not None:
-            kwargs["precision"] = self._precision
+        if self._run.precision is not None:
+            kwargs["precision"] = self._run.precision
         require_whole_launch()
         try:
             trainer = super().instantiate_trainer(**kwargs)
@@ -302,8 +228,8 @@ class YOLOCLI(LightningCLI):
         for callback in chosen:
             if isinstance(callback, callbacks.HeartbeatFile):
                 callback.marker = run_files.TRAINED_FILE  # `after_fit`
-            if isinstance(callback, callbacks.EnvironmentFile) and self._precision_reason:
-                callback.facts["precision reason"] = self._precision_reason
+            if isinstance(callback, callbacks.EnvironmentFile) and self._run.precision_reason:
+                callback.facts["precision reason"] = self._run.precision_reason
 
     def _trainer_refusal(self, error: Exception) -> UserError:
         """Return the error for values of a valid type that Lightning's Trainer refuses."""
@@ -319,8 +245,8 @@ class YOLOCLI(LightningCLI):
         for line in start_lines(self.trainer, self.model, start):
             rank_zero_info(line)
         self.model.lowers_precision = is_supervised()
-        if self._epochs_trained is not None:
-            self.trainer.fit_loop.max_epochs = self._epochs_trained
+        if self._run.epochs_trained is not None:
+            self.trainer.fit_loop.max_epochs = self._run.epochs_trained
 
     def after_fit(self) -> None:
         """Write best.pt and the report, and log the results; LightningCLI calls this method after a complete fit."""
@@ -352,6 +278,53 @@ class YOLOCLI(LightningCLI):
 
 class ShortErrorParser(ShortErrors, LightningArgumentParser):
     """Parser of LightningCLI."""
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run a command line within a program, which keeps its signal handlers.
+
+    A `UserError` is printed in one line and ends the process with exit code 2; other errors keep their traceback.
+
+    Args:
+        args: Words after the program name; None for the words of the process.
+    """
+    with user_errors():
+        spec = resolve(sys.argv[1:] if args is None else args)
+        start_supervisor(spec)
+        if spec.is_tool:
+            run_tool(spec)
+        else:
+            run(spec)
+
+
+def run(spec: RunSpec, cli_class: type[YOLOCLI] = YOLOCLI) -> None:
+    """Run fit, validate, test or predict with a dataset, which is not supervised by this process.
+
+    Args:
+        spec: Options that the user has set.
+        cli_class: Class of the command line.
+    """
+    hide_harmless_messages()
+    end_with_launcher(launch_id() is not None)
+    mark_lines()
+    cli_class(
+        YOLOModule,
+        DetectionDataModule,
+        args=spec,
+        parser_class=ShortErrorParser,
+        trainer_class=callbacks.StoppableTrainer,
+        save_config_callback=SaveRunConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        seed_everything_default=0,
+        auto_configure_optimizers=False,
+        trainer_defaults={
+            "default_root_dir": run_folder.DEFAULT_RUN,
+            "max_epochs": MAX_EPOCHS,
+            "use_distributed_sampler": False,
+            "enable_model_summary": False,  # `start_lines` instead
+        },
+        parser_kwargs={"prog": PROGRAM},
+    )
 
 
 def chosen_callbacks(configured: list[Callback], options: Mapping[str, Any], *, is_fit: bool) -> list[Callback]:

@@ -6,19 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from scripts.make_option_table import SHOWN
 from tests.conftest import REPOSITORY
 from yolo_lightning.cli import main
-from yolo_lightning.commands import SUBCOMMANDS, TOOLS
-from yolo_lightning.commands.answers import SHOWN, fitted, resolve, short_help
-from yolo_lightning.errors import UserError
+from yolo_lightning.commands.resolve import resolve
+from yolo_lightning.commands.user_errors import user_errors
+from yolo_lightning.options.command_names import SUBCOMMANDS, TOOLS
 from yolo_lightning.options.option_table import find_command
+from yolo_lightning.options.short_help import fitted, short_help
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 
 WITHOUT_TORCH = """
 import sys
-from yolo_lightning.commands.answers import resolve
+from yolo_lightning.commands.resolve import resolve
+from yolo_lightning.commands.user_errors import user_errors
 try:
-    resolve(sys.argv[1:])
+    with user_errors():
+        resolve(sys.argv[1:])
 except SystemExit as end:
     heavy = {"torch", "lightning", "ultralytics", "numpy", "cv2", "matplotlib", "jsonargparse"} & sys.modules.keys()
     print("loaded:", *heavy) if heavy else None
@@ -27,17 +31,10 @@ except SystemExit as end:
 
 
 def answered(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as stopped, user_errors():
         resolve(words)
     shown = capsys.readouterr()
     return int(stopped.value.code or 0), shown.out + shown.err
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the message of an error, also of one that `__main__` prints."""
-    with pytest.raises((SystemExit, UserError)) as refused:
-        resolve(words)
-    return f"{refused.value} {capsys.readouterr().err}"
 
 
 ANSWERS = [
@@ -66,6 +63,7 @@ ANSWERS = [
     (["fit", "-epochs=3"], 2, "options begin with two hyphens, got -epochs. Did you mean --trainer.max_epochs?"),
     (["fit", "--config", "yolo8"], 2, "yolo8 of --config does not exist. Did you mean yolo? The package has"),
     (["fit", "--config", "."], 2, "the file . of --config is a folder; pass a YAML file"),
+    (["fit", "--config"], 2, "--config must be followed by a YAML file or a name, such as --config yolo"),
     (["fit", "x.yaml"], 2, "'x.yaml' follows no option; write --key value, and a list as --key '[a, b]'. Did you mean"),
     (["fit", "--data.image_size", "480", "640"], 2, "'640' follows no option; write --key value, and a list as"),
     (
@@ -131,17 +129,18 @@ def test_answers(capsys: pytest.CaptureFixture[str], words: list[str], code: int
 
 
 def test_an_option_with_two_values_is_named_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     words = ["test", "--seed_everything", "1", "--seed_everything=2", "--trainer.max_epochs", "3"]
     words += ["--trainer.max_epochs=3", "--trainer.callbacks+=EMA", "--trainer.callbacks+=MeanAP"]
-    monkeypatch.setattr("yolo_lightning.commands.answers.check_limits", lambda *_: None)
+    monkeypatch.setattr("yolo_lightning.commands.resolve.check_limits", lambda *_: None)
 
     resolve(words)
     assert capsys.readouterr().err == "--seed_everything is given 2 times: 2 is used\n"
 
-    monkeypatch.setenv("YOLO_LIGHTNING_MARKER", "token")
-    resolve(words)
+    resolve(words).write(tmp_path)
+    capsys.readouterr()
+    resolve(["test", f"--config={tmp_path / 'spec.json'}"])  # as a supervisor starts the trainer
     assert not capsys.readouterr().err
 
 
@@ -164,12 +163,13 @@ def test_an_option_with_two_values_is_named_once(
         ("data: {augmentation: [{mosaic: 0.5}]}", ", got [{'mosaic': 0.5}]."),
         ("data: {loader: 4}", "must be set by its keys data.loader.multiprocessing_context"),
         ("path: .\nnames: [a]\n", "describes a dataset. Did you mean --config yolo --data.format "),
+        ("data: {loader: none.yaml}", "must be set by its keys data.loader.multiprocessing_context"),
     ],
 )
 def test_wrong_configuration_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, part: str) -> None:
     file = tmp_path / "some.yaml"
     file.write_text(content)
-    text = refusal(capsys, "fit", "--config", str(file))
+    _, text = answered(capsys, "fit", "--config", str(file))
     assert (part in text, str(file) in text) == (True, True), text
 
 
@@ -187,6 +187,15 @@ def test_wrong_configuration_files(capsys: pytest.CaptureFixture[str], tmp_path:
         ("model", "yolov8n", "model must be set by its keys, got 'yolov8n'. Did you mean --model.variant yolov8n?"),
         ("data.loader", "null", "data.loader must be set by its keys data.loader.multiprocessing_context, "),
         ("data.loader", "tab.yaml", "the file tab.yaml of --data.loader cannot be read: line 2 begins with a tab"),
+        ("data", "{loader: loader.yaml}", "data.loader.prefetch_factor must be an integer, got 'x'."),
+        ("data", "{loader: set.yaml}", "unknown key data.loader.path; --help.full lists all keys."),
+        (
+            "config",
+            "{data: {loader: loader.yaml}}",
+            "prefetch_factor in {data: {loader: loader.yaml}} must be an integer",
+        ),
+        ("config", "data.yaml", "data.loader.prefetch_factor in data.yaml must be an integer, got 'x'."),
+        ("config", "parts.yaml", "trainer.max_epochs in parts.yaml must be an integer or null, got 'x'."),
     ],
 )
 def test_wrong_groups_of_options(
@@ -201,7 +210,11 @@ def test_wrong_groups_of_options(
     Path("loader.yaml").write_text("prefetch_factor: x\n")
     Path("set.yaml").write_text("path: .\nnames: [a]\n")
     Path("tab.yaml").write_text("a:\n\tb: 1\n")
-    assert part in refusal(capsys, "fit", f"--{option}", value)
+    Path("data.yaml").write_text("data: {loader: loader.yaml, format: x}\n")
+    Path("parts.yaml").write_text("trainer: trainer.yaml\nseed_everything: 1\n")
+    Path("trainer.yaml").write_text("max_epochs: x\n")
+    code, text = answered(capsys, "fit", f"--{option}", value)
+    assert (code, part in text) == (2, True), text
 
 
 def test_paths_that_a_shell_or_the_user_confused(
@@ -219,9 +232,9 @@ def test_paths_that_a_shell_or_the_user_confused(
         ("--data.format=$SETS/data.yaml", "does not exist (a shell replaces $NAME, but not in single quotes)."),
         ("--data.format=.", "data.format data.yaml does not exist. Did you mean a set of mine/data.yaml?"),
     ):
-        assert part in refusal(capsys, "fit", *line.split(" ")), line
+        assert part in answered(capsys, "fit", *line.split(" "))[1], line
     words = ["--data.format", "a set of mine/images/train"]
-    assert "Did you mean a set of mine/data.yaml?" in refusal(capsys, "fit", *words)
+    assert "Did you mean a set of mine/data.yaml?" in answered(capsys, "fit", *words)[1]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +268,6 @@ def test_environment_variable_of_no_command(
 
 def test_options_of_the_short_help_exist() -> None:
     command = find_command("fit")
-    assert command is not None
     assert [key for key in SHOWN if not command.accepts(key)] == []
     help_of_fit = short_help(command)
     assert [key for key in SHOWN if f"--{key}" not in help_of_fit] == []
@@ -276,9 +288,7 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], name: str) -
     shown = capsys.readouterr().out
     assert stopped.value.code == 0
     assert f"usage: python -m yolo_lightning {name}" in shown
-    command = find_command(name)
-    assert command is not None
-    assert shown == fitted(short_help(command)) + "\n"
+    assert shown == fitted(short_help(find_command(name))) + "\n"
 
 
 @pytest.mark.parametrize("name", ["benchmark", "service", "submission"])
@@ -303,7 +313,7 @@ def test_help_and_errors_name_arguments_without_an_option(capsys: pytest.Capture
 def test_predict_for_pictures_and_for_a_dataset_have_tables_of_their_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("yolo_lightning.commands.answers.check_limits", lambda *_: None)
+    monkeypatch.setattr("yolo_lightning.commands.resolve.check_limits", lambda *_: None)
     resolve(["predict", "--trainer.accelerator", "cpu"])
     resolve(["predict", "street.jpg", "--run", "runs/ltdv2"])
     assert "unknown key rnu. Did you mean --run x?" in answered(capsys, "predict", "street.jpg", "--rnu", "x")[1]

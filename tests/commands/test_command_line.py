@@ -9,8 +9,9 @@ import pytest
 
 from yolo_lightning.commands.command_line import run_tool, spelled_out
 from yolo_lightning.commands.console import check_writable
-from yolo_lightning.commands.option_errors import user_errors
+from yolo_lightning.commands.user_errors import user_errors
 from yolo_lightning.errors import UserError
+from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.utils.stop_signals import request
 
 OPTIONS = {
@@ -80,7 +81,7 @@ def test_those_of_others_keep_their_traceback() -> None:
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_closed_output_ends_a_command_without_a_traceback_and_other_pipes_do_not(is_closed: bool) -> None:
     raised = "print('x' * 100_000)" if is_closed else "raise BrokenPipeError"
-    script = f"from yolo_lightning.commands.option_errors import user_errors\nwith user_errors():\n    {raised}"
+    script = f"from yolo_lightning.commands.user_errors import user_errors\nwith user_errors():\n    {raised}"
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     if is_closed:
@@ -125,9 +126,9 @@ def test_wrong_words_of_commands_are_errors_before_the_work(words: str, message:
     file, run = tmp_path / "data.yaml", tmp_path / "run"
     file.write_text("train: images\nnames: [car]\n")
     (run / "checkpoints").mkdir(parents=True)
-    command, *rest = words.replace("FILE", str(file)).replace("RUN", str(run)).split()
+    spec = RunSpec(tuple(words.replace("FILE", str(file)).replace("RUN", str(run)).split()))
     with pytest.raises(ValueError, match=message):
-        run_tool(command, rest)
+        run_tool(spec)
     assert file.read_text() == "train: images\nnames: [car]\n"
 
 

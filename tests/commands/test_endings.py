@@ -20,7 +20,7 @@ from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, write_chec
 from yolo_lightning.checkpoints.run_folder import prepare
 from yolo_lightning.commands import endings, fit_start
 from yolo_lightning.commands.endings import reported
-from yolo_lightning.commands.option_errors import user_errors
+from yolo_lightning.commands.user_errors import user_errors
 from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS, Stopped, StopRequest, pasteable

@@ -15,9 +15,9 @@ from tests.helpers.layouts import write_one_image
 from tests.helpers.program import run_python
 from yolo_lightning.checkpoints.checkpoint_file import link_checkpoint
 from yolo_lightning.commands import fit_start as module
-from yolo_lightning.commands.answers import resolve, with_run
 from yolo_lightning.commands.fit_start import ChosenRun, choose_run, finished_line, reserve_run, start_supervisor
-from yolo_lightning.commands.option_limits import check_deadline, check_trainer
+from yolo_lightning.commands.resolve import resolve, with_run
+from yolo_lightning.commands.trainer_limits import check_deadline, check_trainer
 from yolo_lightning.options.run_spec import configuration_file, read_spec
 from yolo_lightning.supervision import Job, in_use, reserve, run_lock
 from yolo_lightning.supervision.job import supervise_settings
@@ -62,6 +62,8 @@ def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Path, J
         (["-config", "first.yaml"], {}, None),  # a mistake that the parser reports, not the file `onfig`
         (["--data.loader", "{num_workers: 8}"], {}, 8),
         (["--data.loader", "loader.yaml"], {}, 9),
+        (["--config", "{data: {loader: loader.yaml}}"], {}, 9),
+        (["--config", "{data: {loader: loader.yaml}}", "--config", "second.yaml"], {}, 4),
     ],
 )
 def test_last_source_of_an_option_counts(

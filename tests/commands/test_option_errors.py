@@ -11,8 +11,10 @@ from torch.optim import Optimizer
 
 from yolo_lightning import __version__
 from yolo_lightning.commands.command_line import ToolParser
-from yolo_lightning.commands.option_errors import missing_package, wrong_classes
 from yolo_lightning.commands.parser_errors import short_message
+from yolo_lightning.errors import UserError
+from yolo_lightning.options.option_checks import check_class_names
+from yolo_lightning.options.option_errors import missing_package
 from yolo_lightning.utils.suggestions import SYNONYMS, nearest_key
 
 UNION = """Parser key "{key}":
@@ -75,7 +77,7 @@ def test_nearest_key(key: str, nearest: str | None) -> None:
 
 def test_every_suggestion_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     from yolo_lightning.cli import main
-    from yolo_lightning.commands import TOOLS
+    from yolo_lightning.options.command_names import TOOLS
 
     helps = []
     for command in ("fit", "predict", "recalibrate", "prepare", "export"):
@@ -151,8 +153,12 @@ def test_wrong_callback_is_named_with_the_known_ones(message: str, start: str) -
     ],
 )
 def test_class_that_does_not_exist_is_named(key: str, value: str, message: str | None) -> None:
-    problem = wrong_classes(key, value)
-    assert problem is None if message is None else message in str(problem)
+    if message is None:
+        check_class_names(key, value)
+        return
+    with pytest.raises(UserError) as refused:
+        check_class_names(key, value)
+    assert message in str(refused.value)
 
 
 def parsed(words: list[str]) -> None:

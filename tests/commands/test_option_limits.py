@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.layouts import draw, write_one_image, write_text
-from yolo_lightning.commands.answers import resolve
 from yolo_lightning.commands.option_limits import check_launch
+from yolo_lightning.commands.resolve import resolve
 from yolo_lightning.options.option_table import find_command
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
@@ -155,9 +155,7 @@ def test_launches_that_cannot_be_restarted_are_refused(monkeypatch: pytest.Monke
 
 def test_every_group_of_settings_is_constructed() -> None:
     """A group without `settings` in the table is answered by the parser, seconds later."""
-    command = find_command("fit")
-    assert command is not None
-    groups = {key for key, option in command.options.items() if option.is_group and not option.settings}
+    groups = {key for key, option in find_command("fit").options.items() if option.is_group and not option.settings}
     assert groups == {"trainer", "model", "data", "model.recipe"}
 
 

@@ -13,6 +13,7 @@ from yolo_lightning.commands import fit_start, service
 from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.service import unit_file, unit_text
 from yolo_lightning.errors import UserError
+from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.supervision import Job, SuperviseSettings, run_lock
 
 STRANGE = 'a "b" 100% $HOME \\x'
@@ -33,7 +34,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_install_starts_and_remove_deletes_the_unit(calls: Path) -> None:
-    run_tool("service", ["install", "c.yaml", "--", "--data.root", "d"])
+    run_tool(RunSpec(("service", "install", "c.yaml", "--", "--data.root", "d")))
     run = Path("runs/x").absolute()
     unit = unit_file(run)
     assert calls.read_text().splitlines() == ["--user daemon-reload", f"--user enable --now {unit.name}"]
@@ -42,18 +43,18 @@ def test_install_starts_and_remove_deletes_the_unit(calls: Path) -> None:
         f'"service" "run" "{run}" "--" "fit" "--config" "{Path("c.yaml").absolute()}" "--data.root" "d"'
         in unit.read_text()
     )
-    run_tool("service", ["remove", "runs/x"])
+    run_tool(RunSpec(("service", "remove", "runs/x")))
     assert f"--user disable {unit.name}" in calls.read_text()
     assert not unit.exists()
     with pytest.raises(ValueError, match="there is no service for"):
-        run_tool("service", ["remove", "runs/x"])
+        run_tool(RunSpec(("service", "remove", "runs/x")))
 
 
 def test_run_in_progress_is_not_started_twice(calls: Path) -> None:
     Path("runs/x").mkdir(parents=True)
     shutil.copy("c.yaml", "runs/x/config.yaml")
     with run_lock(Path("runs/x")):
-        run_tool("service", ["install", "runs/x"])
+        run_tool(RunSpec(("service", "install", "runs/x")))
     assert calls.read_text().splitlines()[1] == f"--user enable {unit_file(Path('runs/x')).name}"
 
 
@@ -62,7 +63,7 @@ def test_finished_run_gets_no_service(calls: Path) -> None:
     shutil.copy("c.yaml", "runs/x/config.yaml")
     Path("runs/x/finished.json").write_text("{}")
     with pytest.raises(ValueError, match="is finished"):
-        run_tool("service", ["install", "runs/x"])
+        run_tool(RunSpec(("service", "install", "runs/x")))
     assert not calls.exists()
 
 
@@ -72,7 +73,7 @@ def test_unit_records_variables_that_options_name(
     monkeypatch.setenv("MY_HOOK", "https://example.com/1")
     monkeypatch.setenv("OTHER", "secret")
     monkeypatch.setenv("MIOPEN_FIND_MODE", "2")
-    run_tool("service", ["install", "c.yaml", "--show", "--", "--supervision.notify.ping", "$MY_HOOK"])
+    run_tool(RunSpec(("service", "install", "c.yaml", "--show", "--", "--supervision.notify.ping", "$MY_HOOK")))
     text = capsys.readouterr().out
     assert 'Environment="MY_HOOK=https://example.com/1"' in text
     assert 'Environment="MIOPEN_FIND_MODE=2"' in text
@@ -130,7 +131,7 @@ def test_run_resumes_exactly_its_folder(has_checkpoint: bool, calls: Path, monke
         Path("runs/x/checkpoints/step-000000001.ckpt").touch()
     words = ["fit", "--config", "c.yaml", "--detach", "--finish_by", "2020-01-01"]
     with pytest.raises(SystemExit):
-        run_tool("service", ["run", "runs/x", "--", *words])
+        run_tool(RunSpec(("service", "run", "runs/x", "--", *words)))
     ((folder, job),) = found
     assert job.is_service
     assert folder == Path("runs/x")
@@ -143,14 +144,14 @@ def test_finished_run_ends_at_once(calls: Path, capsys: pytest.CaptureFixture[st
     Path("runs/x").mkdir(parents=True)
     Path("runs/x/finished.json").write_text('{"epochs": 3}')
     with pytest.raises(SystemExit) as ended:
-        run_tool("service", ["run", "runs/x", "--", "fit", "--config", "c.yaml"])
+        run_tool(RunSpec(("service", "run", "runs/x", "--", "fit", "--config", "c.yaml")))
     assert ended.value.code == 0
     assert "3 of 3 epochs are done" in capsys.readouterr().err
 
 
 def test_run_that_cannot_start_says_why(calls: Path) -> None:
     with pytest.raises(ValueError, match="needs a fit after"):
-        run_tool("service", ["run", "runs/x", "--", "test"])
+        run_tool(RunSpec(("service", "run", "runs/x", "--", "test")))
 
 
 def test_run_waits_for_its_folder_and_for_its_configuration(
@@ -168,7 +169,7 @@ def test_run_waits_for_its_folder_and_for_its_configuration(
 
     monkeypatch.setattr(service.time, "sleep", pause)
     with pytest.raises(KeyboardInterrupt):
-        run_tool("service", ["run", "runs/x", "--", "fit", "--config", "missing.yaml"])
+        run_tool(RunSpec(("service", "run", "runs/x", "--", "fit", "--config", "missing.yaml")))
     lines = capsys.readouterr().err.splitlines()
     assert pauses == [1, 2, 4]
     assert "waits 1 s: the run folder runs/x does not exist: mount its disk" in lines[0]
@@ -179,13 +180,13 @@ def test_run_waits_for_its_folder_and_for_its_configuration(
 def test_a_run_without_a_checkpoint_reports_its_mistake(calls: Path) -> None:
     Path("runs/x").mkdir(parents=True)
     with pytest.raises((ValueError, SystemExit)):
-        run_tool("service", ["run", "runs/x", "--", "fit", "--config", "missing.yaml"])
+        run_tool(RunSpec(("service", "run", "runs/x", "--", "fit", "--config", "missing.yaml")))
 
 
 def test_without_systemd_the_error_names_the_page(calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(REPOSITORY))
     with pytest.raises(ValueError, match=r"systemctl --user daemon-reload failed: .*docs/walk_away.md"):
-        run_tool("service", ["install", "c.yaml"])
+        run_tool(RunSpec(("service", "install", "c.yaml")))
     assert not unit_file(Path("runs/x")).exists()
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.helpers.program import COMMAND, run_python
 from yolo_lightning.commands.command_line import run_tool
+from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.supervision.heartbeat import heartbeat
 
 PAGE = REPOSITORY / "docs" / "supervise.md"
@@ -108,9 +109,9 @@ def test_hang_of_a_program_without_a_heartbeat(sign: str, options: tuple[str, ..
 
 def test_supervise_without_a_command_is_an_error() -> None:
     with pytest.raises(ValueError, match="supervise needs a command after --"):
-        run_tool("supervise", ["--"])
+        run_tool(RunSpec(("supervise", "--")))
     with pytest.raises(ValueError, match="the command after -- must begin with a program, got nope"):
-        run_tool("supervise", ["--", "nope"])
+        run_tool(RunSpec(("supervise", "--", "nope")))
 
 
 def test_heartbeat_rejects_an_unknown_phase() -> None:

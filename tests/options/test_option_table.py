@@ -34,9 +34,7 @@ def test_options_of_another_version_of_lightning_are_left_to_the_parser(monkeypa
     ],
 )
 def test_accepted_keys(key: str, is_accepted: bool) -> None:
-    command = find_command("fit")
-    assert command is not None
-    assert command.accepts(key) is is_accepted
+    assert find_command("fit").accepts(key) is is_accepted
 
 
 @pytest.mark.parametrize(

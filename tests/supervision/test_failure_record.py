@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch._utils import ExceptionWrapper
 
-from yolo_lightning.commands.option_errors import fail, user_errors
+from yolo_lightning.commands.user_errors import fail, user_errors
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.failure_record import (
     MOST_TRACEBACK_CHARACTERS,

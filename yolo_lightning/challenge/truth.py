@@ -13,11 +13,10 @@ from yolo_lightning.challenge.reading import arrays, join
 from yolo_lightning.data.formats.coco_json import BYTE_ORDER_MARK, LARGEST_FILE, UNDECODABLE, decode, owners
 from yolo_lightning.data.formats.image_ids import image_id_texts
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.plain_text import ZIP_START, one_line
 from yolo_lightning.utils.regular_files import read_regular
 
 FrameSize = tuple[int, int] | None
-ZIP = b"PK"  # beginning of an archive
 
 
 class TruthEntry(msgspec.Struct, gc=False):
@@ -39,7 +38,7 @@ def read_truth(path: Path) -> tuple[Template, Content]:
         reason = one_line(str(error))
         if data.startswith(b"["):
             reason = "it contains a list, as files of detections do"
-        if data.startswith(ZIP):
+        if data.startswith(ZIP_START):
             reason = "it is a zip archive, as submissions are"
         raise UserError(f"{path} is neither the JSON of a split nor an object keyed by image id: {reason}") from error
     try:

@@ -17,13 +17,12 @@ from typing import Any, Literal, get_args, get_origin
 
 from jsonargparse import ActionConfigFile, ArgumentParser
 
-from yolo_lightning.commands import PICTURES
-from yolo_lightning.commands.answers import PROGRAM, fitted
 from yolo_lightning.commands.parser_errors import ShortErrors
 from yolo_lightning.errors import UserError
-from yolo_lightning.options.run_spec import HELP_WORDS, with_parser_help
+from yolo_lightning.options.command_names import PROGRAM
+from yolo_lightning.options.run_spec import HELP_WORDS, RunSpec, with_parser_help
+from yolo_lightning.options.short_help import fitted
 from yolo_lightning.utils.message_filters import hide_harmless_messages
-from yolo_lightning.utils.suggestions import did_you_mean, similar
 
 DATA = "data"
 """Argument of functions that receive a data module, whose arguments are options `data.*`, as in `fit`."""
@@ -35,24 +34,12 @@ class ToolParser(ShortErrors, ArgumentParser):  # type: ignore[misc]
     """Parser of a command besides fit, validate, test and predict."""
 
 
-def run_tool(name: str, words: Sequence[str]) -> None:
-    """Run a command. Its options are the arguments of its function.
-
-    Args:
-        name: Name of the command, of the module and of the function.
-        words: Command line after the name.
-    """
-    command = PICTURES if name == "predict" else name
-    function = tool_function(name)
+def run_tool(spec: RunSpec) -> None:
+    """Run a command. Its options are the arguments of its function, which has the name of the command."""
+    function = tool_function(spec.command)
     if isinstance(function, dict):
-        section = "".join(words[:1])
-        if "" in function and (not section or section.startswith("-")):
-            function = function[""]
-        else:
-            command = f"{command} {section}"
-            function = _section(name, section, function)
-            words = words[1:]
-    call(function, words, command)
+        function = _section(spec, function)
+    call(function, spec.words_after_name, spec.name)
 
 
 def tool_function(name: str) -> Callable[..., Any] | dict[str, Callable[..., Any]]:
@@ -70,19 +57,20 @@ def tool_function(name: str) -> Callable[..., Any] | dict[str, Callable[..., Any
     return function
 
 
-def _section(name: str, section: str, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+def _section(spec: RunSpec, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     """Return the function of a section of a command, or print the sections, if the user asks for help, and exit."""
-    if section in HELP_WORDS:
-        print(f"usage: {PROGRAM} {name} {'|'.join(functions)} [options]\n")
-        for title, function in functions.items():
-            purpose, _, _ = (function.__doc__ or "").partition(".")
-            print(fitted(f"  {title:<10}{purpose}"))
-        raise SystemExit(0)
-    if section not in functions:
-        meant = did_you_mean(similar(section, functions))
+    section = spec.name.removeprefix(spec.command).strip()
+    if section in functions:
+        return functions[section]
+    typed = "".join(spec.words[1:2])
+    if typed not in HELP_WORDS:
         names = ", ".join(filter(None, functions))
-        raise UserError(f"{name} needs a section, one of {names}, got {section or 'none'}{meant}")
-    return functions[section]
+        raise UserError(f"{spec.command} needs a section, one of {names}, got {typed or 'none'}.")
+    print(f"usage: {PROGRAM} {spec.command} {'|'.join(functions)} [options]\n")
+    for title, function in functions.items():
+        purpose, _, _ = (function.__doc__ or "").partition(".")
+        print(fitted(f"  {title:<10}{purpose}"))
+    raise SystemExit(0)
 
 
 def call(function: Callable[..., Any], words: Sequence[str], command: str = "") -> None:

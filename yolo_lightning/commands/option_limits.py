@@ -1,35 +1,41 @@
-"""Limits of option values, checked without torch before a parser is built.
+"""Limits of option values, and files that a command reads or writes, checked without torch before a parser is built.
 
 The limits are those of the constructors. Groups of settings whose files import no torch are constructed. Of the other
-constructors, the limits are read.
+constructors, the limits are read. Imports in functions keep answers about words fast: they take a tenth of a second.
 """
 
-import json
 import re
-import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from yolo_lightning.commands import PICTURES, SUBCOMMANDS
-from yolo_lightning.commands.device_limits import check_processors
-from yolo_lightning.commands.required_files import check_annotations, check_required_files, check_weights
+from yolo_lightning.commands.trainer_limits import check_deadline, check_length, check_processors, check_trainer
 from yolo_lightning.data.batch_size import BATCH_SIZE_LIMITS
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.detection_settings import CLASS_WIDTH_LIMITS, DetectionSettings
 from yolo_lightning.model.variants import description_of
+from yolo_lightning.model.weights_file import existing_weights
+from yolo_lightning.options.command_names import PICTURES, SUBCOMMANDS
 from yolo_lightning.options.option_table import NULL, CommandOptions
-from yolo_lightning.options.run_spec import RunSpec
+from yolo_lightning.options.run_spec import CONFIG, RunSpec, resumes
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.training.deadline import MAX_HOURS_LIMITS
 from yolo_lightning.training.recipe_limits import RECIPE_LIMITS
 from yolo_lightning.utils.choices import AUTO, as_settings, check_range
 from yolo_lightning.utils.distributed import NO_LAUNCH_ID, launch_id, machines_of_launch, may_restart, uses_agent_store
-from yolo_lightning.utils.moment import parse_moment
-from yolo_lightning.utils.nested_keys import nested
+from yolo_lightning.utils.nested_keys import flatten, nested
+from yolo_lightning.utils.paths import user_path
+from yolo_lightning.utils.plain_text import ZIP_START, first_look
+from yolo_lightning.utils.run_files import CHECKPOINTS, config_name
 from yolo_lightning.utils.suggestions import did_you_mean
+from yolo_lightning.utils.yaml_file import read_yaml
+
+if TYPE_CHECKING:
+    from yolo_lightning.data.formats.dataset_format import DatasetFormat
+    from yolo_lightning.data.index.splits import Split
 
 LIMITS: dict[str, str] = {
     "data.batch_size": BATCH_SIZE_LIMITS,
@@ -51,41 +57,48 @@ LIMITS_OF_TOOLS = {
 DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 """Device of a command besides fit, validate, test and predict."""
 
-DEADLINE_OPTIONS = ("finish_by", "max_hours")
-EVALUATED = ("fit", "validate", "test")  # Commands that read annotations
-LIMITED = (*(f"limit_{split}_batches" for split in ("train", "val", "test", "predict")), "overfit_batches")
-LEAST = {
-    **dict.fromkeys(("max_steps", "num_sanity_val_steps"), -1),
-    **dict.fromkeys((*LIMITED, "min_epochs", "min_steps", "log_every_n_steps", "fast_dev_run"), 0),
-    **dict.fromkeys(("max_epochs", "val_check_interval", "check_val_every_n_epoch", "num_nodes"), 1),
+EVALUATED = ("fit", "validate", "test")  # commands that read annotations
+
+SPLITS_READ: "dict[str, tuple[Split, ...]]" = {
+    "fit": ("train", "valid"),
+    "validate": ("valid",),
+    "test": ("test",),
+    "predict": ("predict",),
+    "contact_sheet": ("train",),
+    "recalibrate": ("train", "valid"),
 }
-"""Smallest integer of options of the Trainer. The numbers of batches and `val_check_interval` can also be fractions."""
+"""Splits whose files must exist before a command starts."""
 
-WITHOUT_TRAINING = {"trainer.max_steps": 0, "trainer.max_time": "00:00:00:00"}
-"""Values with which a fit would finish before its first step."""
-
-BATCH_SIZE_SEARCH = "BatchSizeFinder"
-"""Callback that needs no training batches."""
-
-PROFILERS = ("simple", "advanced", "pytorch", "xla")
-WITHIN_A_PROGRAM = ("_spawn", "_fork", "_notebook")
-"""Ends of the names of strategies whose processes do not run the command line, with its filters and signals."""
-
-REPLACED = {"accumulate_grad_batches": (1, "nominal_batch"), "gradient_clip_val": (0, "clip_norm")}
-"""Value without effect of options of the Trainer that an option of the recipe replaces, and its name."""
+OUTPUTS = {
+    "contact_sheet": {"output": ".png"},
+    "recalibrate": {"output": ".ckpt"},
+}
+"""Suffix of the files that commands write whose parser imports torch, by option."""
 
 
-def check_limits(command: CommandOptions, spec: RunSpec) -> None:
-    """Raise a UserError for an option that is out of range or cannot be used with another option.
-
-    Args:
-        command: Command or section of a command.
-        spec: Options that the user has set.
-    """
+def check_limits(spec: RunSpec) -> None:
+    """Raise a UserError for an option that is out of range, contradicts another option, or names a missing file."""
     if spec.only_prints:
         return
     options = spec.given
-    groups = _groups_of(command, options)
+    groups = _groups_of(spec.table, options)
+    _check_values(spec.table, options)
+    check_trainer(options)
+    check_run(options)
+    if spec.name in SUBCOMMANDS:
+        check_launch(options, is_fit=spec.name == "fit")
+    if spec.name == "fit":
+        check_length(options)
+        check_deadline(options)
+    if is_supervised() or launch_id() is not None:
+        return  # training processes of a supervisor or a launcher wait for files that are missing for a while
+    if spec.name in SUBCOMMANDS:
+        check_processors(options)
+    _check_files(spec, groups)
+
+
+def _check_values(command: CommandOptions, options: Mapping[str, Any]) -> None:
+    """Raise a UserError for an option that belongs to no group of settings and is out of range."""
     for key, limits in (LIMITS | LIMITS_OF_TOOLS.get(command.name, {})).items():
         value = options.get(key)
         if value not in (None, AUTO) and key in command.options:
@@ -97,32 +110,6 @@ def check_limits(command: CommandOptions, spec: RunSpec) -> None:
     if command.name == PICTURES:
         _check_detections(options)
     check_device(str(options.get("device", AUTO)))
-    check_trainer(options)
-    check_run(options)
-    if command.name in SUBCOMMANDS:
-        check_launch(options, is_fit=command.name == "fit")
-    if command.name == "fit":
-        check_length(options)
-        check_deadline(options)
-    # Training processes of a supervisor or a launcher wait for files that are missing for a while.
-    if not is_supervised() and launch_id() is None:
-        if command.name in SUBCOMMANDS:
-            check_processors(options)
-        dataset = check_required_files(command, spec.words[1:], options, groups)
-        _check_model(command, options)
-        if dataset is not None and command.name in EVALUATED:
-            check_annotations(dataset, command.name)
-
-
-def _check_model(command: CommandOptions, options: Mapping[str, Any]) -> None:
-    """Raise a UserError for weights or a graph of a new run that do not exist."""
-    if command.name != "fit" or resumes(options) or options.get("ckpt_path") is not None:
-        return
-    weights = options.get("model.weights")
-    if weights is not None:
-        check_weights(weights)
-    elif "model.variant" in options:
-        description_of(options["model.variant"])
 
 
 def _groups_of(command: CommandOptions, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,49 +141,6 @@ def check_device(device: str) -> None:
     raise UserError(f"device must be one of auto, cpu, cuda, cuda:1, xpu, mps, got {device!r}{did_you_mean(meant)}")
 
 
-def check_trainer(options: Mapping[str, Any]) -> None:
-    """Raise a UserError for an option of the Trainer that is out of range or replaced by another option."""
-    given = {key.removeprefix("trainer."): value for key, value in options.items() if key.startswith("trainer.")}
-    for name, least in LEAST.items():
-        _check_number(name, given.get(name), least)
-    for name, (off, replacement) in REPLACED.items():
-        value = given.get(name)
-        if value not in (None, off):
-            raise UserError(f"trainer.{name} must not be set, got {value}: use model.recipe.{replacement}.")
-    max_time = given.get("max_time")
-    if isinstance(max_time, str | int | float) and not re.fullmatch(r"\d+(:\d\d){3}", str(max_time)):
-        raise UserError(f"trainer.max_time must be DD:HH:MM:SS, got {max_time}")
-    _check_parts(given)
-    if given.get("use_distributed_sampler"):
-        raise UserError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
-
-
-def _check_parts(given: Mapping[str, Any]) -> None:
-    """Raise a UserError for a strategy, a profiler or an accelerator of the Trainer that does not exist."""
-    if given.get("accelerator") == "mps" and sys.platform != "darwin":
-        raise UserError("trainer.accelerator must be auto, cpu or gpu on this machine, got mps, which needs macOS.")
-    strategy = str(given.get("strategy"))
-    is_short = re.fullmatch(r"[a-z_\d]+", strategy) is not None
-    if is_short and (not strategy.startswith(("ddp", "auto", "single")) or strategy.endswith(WITHIN_A_PROGRAM)):
-        raise UserError(f"trainer.strategy must be auto, ddp or a class, got {strategy}.")
-    profiler = given.get("profiler")
-    if isinstance(profiler, str) and re.fullmatch(r"[a-z_\d]+", profiler) and profiler not in PROFILERS:
-        raise UserError(f"trainer.profiler must be {', '.join(PROFILERS)} or a class, got {profiler}.")
-
-
-def _check_number(name: str, value: Any, least: int) -> None:
-    """Raise a UserError for a number of an option of the Trainer that is neither an integer nor a fraction."""
-    if isinstance(value, float) and value > 1 and value.is_integer():
-        value = int(value)  # as Lightning reads 2.0
-    is_too_small = isinstance(value, int) and value < least
-    is_no_fraction = isinstance(value, float) and not 0 <= value <= 1
-    if is_too_small or is_no_fraction:
-        fraction = ""
-        if name.endswith(("_batches", "interval")):
-            fraction = " or a fraction from 0.0 to 1.0"
-        raise UserError(f"trainer.{name} must be an integer >= {least}{fraction}, got {value}")
-
-
 def check_run(options: Mapping[str, Any]) -> None:
     """Raise a UserError for an option of the run that is out of range or contradicts another option."""
     if options.get("resume") and options.get("ckpt_path") is not None:
@@ -224,40 +168,129 @@ def check_launch(options: Mapping[str, Any], *, is_fit: bool) -> None:
         )
 
 
-def check_length(options: Mapping[str, Any]) -> None:
-    """Raise a UserError for a fit that trains no step, or without a number of epochs."""
-    if options.get("trainer.max_epochs", 1) is None:
-        raise UserError("trainer.max_epochs must be >= 1, for the schedules, got None.")
-    for name, nothing in WITHOUT_TRAINING.items():
-        if options.get(name) == nothing:
-            raise UserError(f"{name} must be another value than {nothing}, with which a fit trains no step.")
-    if options.get("trainer.limit_train_batches") == 0 and BATCH_SIZE_SEARCH not in str(options):
-        raise UserError("trainer.limit_train_batches must be another value than 0, with which a fit trains no step.")
+def _check_files(spec: RunSpec, groups: Mapping[str, Any]) -> None:
+    """Raise a UserError for a file that the command cannot read or write, or annotations that it cannot use.
+
+    Args:
+        spec: Options that the user has set.
+        groups: Groups of settings that the user has set, by full name.
+    """
+    options: Mapping[str, Any] = spec.given
+    if spec.name == PICTURES:
+        _check_pictures(spec.arguments, options)
+    for name, suffix in OUTPUTS.get(spec.name, {}).items():
+        from yolo_lightning.commands.console import check_writable
+
+        check_writable(options.get(name), suffix)
+    if spec.name in SUBCOMMANDS:
+        _check_checkpoint(spec.name, options)
+    if spec.name not in SPLITS_READ:
+        return
+    splits = SPLITS_READ[spec.name]
+    if "checkpoint" in spec.table.options:
+        options = _with_options_of_run(spec)
+    dataset = _dataset(options, groups)
+    for split in splits:
+        dataset.check_files(split)
+    if spec.name == "fit":
+        _check_model(options)
+    if spec.name in EVALUATED:
+        check_annotations(dataset, splits)
 
 
-def check_deadline(options: Mapping[str, Any]) -> None:
-    """Raise a UserError for a fit with a deadline that is malformed or, for a new run, past."""
-    finish_by = options.get("finish_by")
-    max_hours = options.get("max_hours")
-    if max_hours is not None or finish_by is not None:
-        option = "--finish_by" if max_hours is None else "--max_hours"
-        for name, free in (("trainer.max_time", None), ("trainer.max_steps", -1)):
-            limit = options.get(name, free)
-            if limit not in (None, free):
-                raise UserError(
-                    f"{name} must be {json.dumps(free)} with {option}, got {limit}: the deadline sets the length"
-                )
-    deadline = options.get("deadline")
-    if deadline is not None:
-        parse_moment("deadline", str(deadline))
-        if finish_by is not None or max_hours is not None:
-            raise UserError(f"deadline must not be set with finish_by or max_hours, got {deadline}: remove --deadline")
-    if finish_by is not None:
-        moment = parse_moment("finish_by", str(finish_by))
-        if moment.timestamp() <= time.time() and not resumes(options) and not is_supervised():
-            raise UserError(f"finish_by must be in the future, got {moment.isoformat()}")
+def _check_model(options: Mapping[str, Any]) -> None:
+    """Raise a UserError for weights or a graph of a new run that do not exist."""
+    if resumes(options) or options.get("ckpt_path") is not None:
+        return
+    weights = options.get("model.weights")
+    if weights is not None:
+        check_weights(weights)
+    elif "model.variant" in options:
+        description_of(options["model.variant"])
 
 
-def resumes(options: Mapping[str, Any]) -> bool:
-    """Return whether a fit resumes the newest run."""
-    return bool(options.get("resume")) or options.get("ckpt_path") == "last"
+def check_annotations(dataset: "DatasetFormat", splits: "Sequence[Split]") -> None:
+    """Raise a UserError for annotations that fit, validate or test cannot use; the index that is built is stored."""
+    from yolo_lightning.data.formats.frame_checks import refuse_annotations
+    from yolo_lightning.utils.message_filters import hide_harmless_messages
+
+    hide_harmless_messages()
+    for split in splits:
+        refuse_annotations(dataset.open_index(split), split, dataset.settings.limits, dataset.origin(split))
+
+
+def _check_pictures(words: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Raise a UserError for pictures or weights that do not exist."""
+    from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate, weights_file
+    from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
+    from yolo_lightning.data.input_images import files_of
+
+    sources = [*takewhile(lambda word: not word.startswith("--"), words)]
+    refuse_runs(sources)
+    for source in sources:
+        files_of(source)
+    weights = options.get("weights")
+    if weights is None:
+        checkpoint_to_evaluate(user_path(options.get("run", DEFAULT_RUN)))
+    else:
+        weights_file(weights)
+
+
+def _check_checkpoint(command: str, options: Mapping[str, Any]) -> None:
+    """Raise a UserError for a checkpoint that does not exist, or for an evaluation without weights."""
+    from yolo_lightning.checkpoints.remote_folder import is_address
+    from yolo_lightning.checkpoints.resume import checked, checkpoint_to_evaluate
+    from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
+
+    name = options.get("ckpt_path")
+    base = Path(options.get("trainer.default_root_dir", DEFAULT_RUN))
+    if name is not None and name not in ("best", "last") and not is_address(name):
+        checked(name, base)
+    elif command != "fit" and name is None and options.get("model.weights") is None:
+        checkpoint_to_evaluate(base)
+
+
+def check_weights(weights: str) -> None:
+    """Raise a UserError if `model.weights` does not exist, or does not begin as a file of torch.save."""
+    with existing_weights(weights).open("rb") as file:
+        head = file.read(64)
+    if not head.startswith(ZIP_START):
+        raise UserError(f"model.weights must be a file of weights, got {weights}, which {first_look(head)}")
+
+
+def refuse_runs(sources: Sequence[str]) -> None:
+    """Raise a UserError if a source of pictures is a run folder."""
+    for source in sources:
+        if (user_path(source) / CHECKPOINTS).is_dir():
+            raise UserError(f"{source} is a run folder; write predict PICTURES --run {source}")
+
+
+def _with_options_of_run(spec: RunSpec) -> Mapping[str, Any]:
+    """Return the options with those of the run whose checkpoint a command uses; raise a UserError for no checkpoint."""
+    from yolo_lightning.checkpoints.resume import chosen_checkpoint
+    from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, run_of
+
+    options = spec.given
+    run = run_of(chosen_checkpoint(options.get("run", DEFAULT_RUN), options.get("checkpoint")))
+    has_configuration = any(setting.key == CONFIG for setting in spec.settings)
+    if has_configuration or run is None or not (run / config_name("fit")).is_file():
+        return options
+    return {**flatten(read_yaml(run / config_name("fit"))), **options}
+
+
+def _dataset(options: Mapping[str, Any], groups: Mapping[str, Any]) -> "DatasetFormat":
+    """Return the dataset of the options; raise a UserError if its folder or description does not exist."""
+    from yolo_lightning.data.formats.choose_format import open_format
+    from yolo_lightning.data.formats.dataset_format import DatasetSettings
+    from yolo_lightning.data.formats.ltdv2 import LTDv2Format
+    from yolo_lightning.data.layouts.choose_layout import check_layout
+
+    root = options.get("data.root")
+    names = ("files", "split", "storage", "limits", "input")
+    settings = DatasetSettings(
+        root=user_path(root) if root else None,
+        format=options.get("data.format", LTDv2Format.accepted),
+        **{name: groups[f"data.{name}"] for name in names if f"data.{name}" in groups},
+    )
+    check_layout(settings)
+    return open_format(settings)

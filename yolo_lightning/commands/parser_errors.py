@@ -6,18 +6,27 @@ from collections.abc import Callable, Collection, Sequence
 from inspect import signature
 from typing import Any, NoReturn
 
-from yolo_lightning.commands.option_errors import (
-    CALLBACKS,
+from yolo_lightning.commands.user_errors import fail
+from yolo_lightning.options.option_errors import (
     CALLBACKS_FORM,
-    LOGGER,
-    fail,
     missing_argument,
     stray_word,
     unknown_key,
     wrong_choice,
     wrong_class_name,
 )
-from yolo_lightning.options.option_table import BOOLEAN, CLASS_PATH, INTEGER, LIST, NULL, NUMBER, TEXT
+from yolo_lightning.options.option_table import (
+    BOOLEAN,
+    CALLBACKS,
+    CLASS_PATH,
+    INTEGER,
+    LIST,
+    LOGGER,
+    NULL,
+    NUMBER,
+    TEXT,
+    is_class,
+)
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.suggestions import did_you_mean, last_part, similar
 
@@ -136,13 +145,13 @@ def _arguments_of(path: str) -> Sequence[str]:
 
 def _wrong_class(match: Match, keys: Collection[str]) -> str:
     """Return the error for the name of a class; a program can have classes of its own, so that the parser decides."""
-    problem = None
-    if match["key"] in (CALLBACKS, LOGGER):
-        problem = wrong_class_name(match["key"], match["name"])
+    key = match["key"]
+    if key in (CALLBACKS, LOGGER) and not is_class(key, match["name"]):
+        return wrong_class_name(key, match["name"])
     value = WRONG_VALUE.search(match.string)
-    if problem is None and value is not None:
-        return _wrong_value(value, keys)
-    return problem or one_line(match.string)
+    if value is None:
+        return one_line(match.string)
+    return _wrong_value(value, keys)
 
 
 def _wrong_value(match: Match, keys: Collection[str]) -> str:

@@ -1,9 +1,10 @@
-"""The plan of a run: run folder, checkpoint and changed options of a command line, found before anything is done.
+"""The plan of a run: run folder, checkpoint and changed options, found before the model and the data are constructed.
 
 The plan reads checkpoints and the state of the supervisor. `YOLOCLI` prints the plan and carries it out.
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from yolo_lightning.checkpoints.resume import (
     checkpoint_to_resume,
     checkpoint_to_score,
     differences,
+    download,
     remembered,
 )
 from yolo_lightning.checkpoints.torch_archive import check_module, load_checkpoint
-from yolo_lightning.commands.device_limits import check_accelerator, check_devices
-from yolo_lightning.commands.fit_start import ChosenRun, finished_line
+from yolo_lightning.commands.fit_start import ChosenRun, finished_line, reserve_run
+from yolo_lightning.commands.trainer_limits import check_accelerator, check_devices
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.native_failures import verdicts_file
@@ -73,6 +75,33 @@ class Run:
         paths = {"folder": Path(content["folder"]), "checkpoint": None if checkpoint is None else Path(checkpoint)}
         texts = {name: tuple(content[name]) for name in ("warnings", "lines")}
         return Run(**{**content, **paths, **texts})
+
+
+def prepared_plan(spec: RunSpec, options: Mapping[str, Any], at_end: ExitStack) -> Run:
+    """Return the plan of a run whose checkpoint is on this machine, and whose folder exists and is reserved.
+
+    Args:
+        spec: Options that the user has set.
+        options: All options of the subcommand by full name, parsed.
+        at_end: Gets the removal of the folder of a new run that fails before it has written anything.
+    """
+    check_machine(options)
+    if spec.command != "fit":
+        run = plan_evaluation(spec, options)
+        run_folder.prepare(run.folder)
+        return with_precision(run, options)
+    chosen = reserve_run(options)
+    if chosen.is_new:
+        at_end.callback(run_folder.remove_unused, chosen.folder)
+    if chosen.resumes and options["mirror"] is not None:
+        download(chosen.folder, options["mirror"])
+    run = plan_fit(chosen, options)
+    if run.is_finished:
+        return run
+    run_folder.prepare(run.folder)
+    if not is_supervised():
+        run_folder.forget_loggers(run.folder)
+    return with_precision(run, options)
 
 
 def plan_fit(chosen: ChosenRun, options: Mapping[str, Any]) -> Run:

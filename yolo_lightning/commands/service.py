@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 from zlib import crc32
 
 from yolo_lightning.checkpoints import run_folder
-from yolo_lightning.commands.answers import PROGRAM
 from yolo_lightning.commands.doctor.inspect_machine import ENVIRONMENT
 from yolo_lightning.commands.fit_start import ChosenRun, choose_run, supervise_fit
 from yolo_lightning.commands.unattended import unattended
 from yolo_lightning.errors import UserError
-from yolo_lightning.options.run_spec import PREFIX, read_configuration, read_spec
+from yolo_lightning.options.command_names import PROGRAM
+from yolo_lightning.options.run_spec import PREFIX, read_spec
 from yolo_lightning.supervision.job import JOB_VARIABLE, SuperviseSettings, supervise_settings
 from yolo_lightning.supervision.next_action import LONGEST_PAUSE_S
 from yolo_lightning.supervision.run_lock import current_holder
@@ -76,10 +76,12 @@ def install(target: Path, *, command: list[str] = [], show: bool = False) -> Non
         show: Print the unit and change nothing.
     """
     configuration = str(_configuration(target).absolute())
-    if not {"data", "model", "trainer"} & read_configuration(configuration).keys():
-        raise UserError(f"{target} must be the configuration of a fit, with keys of data, model or trainer")
     words = ["fit", "--config", configuration, *command]
-    options = read_spec(words, os.environ).given
+    spec = read_spec(words, os.environ)
+    sections = {section for setting in spec.settings if setting.source == configuration for section in setting.value}
+    if not {"data", "model", "trainer"} & sections:
+        raise UserError(f"{target} must be the configuration of a fit, with keys of data, model or trainer")
+    options = spec.given
     folder = target
     if not target.is_dir():
         folder = choose_run(options).folder

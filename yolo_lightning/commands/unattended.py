@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from yolo_lightning.commands.answers import PROGRAM
+from yolo_lightning.options.command_names import PROGRAM
 from yolo_lightning.supervision.job import SuperviseSettings
 from yolo_lightning.supervision.next_action import EARLY_ATTEMPTS
 from yolo_lightning.utils import sensors

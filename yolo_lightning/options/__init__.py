@@ -1,1 +1,1 @@
-"""Table of the options of all commands, and checks of values. Neither torch nor jsonargparse is imported."""
+"""Options of all commands: table, reading, checks, errors and help. Neither torch nor jsonargparse is imported."""

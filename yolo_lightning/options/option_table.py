@@ -2,13 +2,14 @@
 
 import json
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from yolo_lightning.options.command_names import PICTURES
 from yolo_lightning.utils.yaml_file import value_of
 
 TABLE_FILE = Path(__file__).with_name("option_table.json")
@@ -19,6 +20,8 @@ TEXT = "a text"
 LIST = "a list"
 CLASS_PATH = "a class path"
 NULL = "null"
+CALLBACKS = "trainer.callbacks"
+LOGGER = "trainer.logger"
 
 
 class CommandOption(NamedTuple):
@@ -30,7 +33,6 @@ class CommandOption(NamedTuple):
     is_group: bool = False  # whether the option is set by its keys
     is_switch: bool = False  # whether the option needs no value
     is_positional: bool = False
-    is_shown: bool = True  # in the short help
     settings: str = ""  # path of the dataclass of a group of settings whose file imports no torch
 
     @property
@@ -49,6 +51,7 @@ class CommandOptions:
     name: str
     purpose: str
     options: Mapping[str, CommandOption]  # by full name, without hyphens
+    shown: Sequence[str] = ()  # options of the short help
 
     @property
     def keys(self) -> list[str]:
@@ -72,30 +75,47 @@ def _content() -> dict[str, Any]:
 
 
 @cache
-def find_command(name: str) -> CommandOptions | None:
-    """Return a command, such as `fit`, or the section of a command, such as `submission check`, or None."""
+def find_command(name: str) -> CommandOptions:
+    """Return a command, such as `fit`, or the section of a command, such as `submission check`.
+
+    A command whose sections have the options, such as `submission`, and an unknown command have no options.
+    """
     content = _content()
     stored = content["commands"].get(name)
     if stored is None:
-        return None
+        return CommandOptions(name, "", {})
     entries = content["entries"]
     options = {}
     for key, position in stored["options"].items():
         entry = entries[position]
         options[key] = CommandOption(**entry | {"types": tuple(entry.get("types", ()))})
-    return CommandOptions(name, stored["purpose"], options)
+    return CommandOptions(name, stored["purpose"], options, stored["shown"])
 
 
 @cache
 def sections_of(name: str) -> list[str]:
-    """Return the names of the sections of a command."""
+    """Return the names of the sections of a command; `predict PICTURES` is no section."""
     prefix = f"{name} "
-    return [command.removeprefix(prefix) for command in _content()["commands"] if command.startswith(prefix)]
+    names = [command for command in _content()["commands"] if command.startswith(prefix) and command != PICTURES]
+    return [command.removeprefix(prefix) for command in names]
 
 
-def class_names(module: str) -> list[str]:
-    """Return the sorted names of the callbacks or loggers that a module exports."""
-    return list(_content()["classes"][module])
+def callbacks_of_package() -> list[str]:
+    """Return the sorted names of the callbacks of this package."""
+    return list(_content()["classes"]["yolo_lightning.callbacks"])
+
+
+def class_names(key: str) -> list[str]:
+    """Return the names of the classes of `trainer.callbacks` or `trainer.logger`."""
+    classes = _content()["classes"]
+    if key == LOGGER:
+        return [name for name in classes["lightning.pytorch.loggers"] if name != "Logger"]
+    return [*callbacks_of_package(), *classes["lightning.pytorch.callbacks"]]
+
+
+def is_class(key: str, name: str) -> bool:
+    """Return whether a text names a class of `trainer.callbacks` or `trainer.logger`, or can be the path of a class."""
+    return name in class_names(key) or ("." in name and "(" not in name)
 
 
 def required_arguments(name: str) -> list[str]:

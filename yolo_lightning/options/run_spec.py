@@ -5,19 +5,22 @@ Torch and jsonargparse are not imported: the supervisor of a fit starts without 
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.options.option_table import CommandOption, find_command, read_value
+from yolo_lightning.options.command_names import PICTURES, TOOLS
+from yolo_lightning.options.option_errors import options_for
+from yolo_lightning.options.option_table import CommandOption, CommandOptions, find_command, read_value, sections_of
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.nested_keys import flatten
 from yolo_lightning.utils.run_files import SPEC_FILE
+from yolo_lightning.utils.suggestions import did_you_mean, missing
 from yolo_lightning.utils.yaml_file import read_yaml, value_of, yaml_line
 
 CONFIG = "config"
@@ -29,6 +32,9 @@ PREFIX = "YOLO_LIGHTNING"
 """Of environment variables, as YOLO_LIGHTNING_FIT__MODEL__RECIPE__LR0."""
 
 TRUE = "true"
+WEIGHTS = (".ckpt", ".pt")
+"""Suffixes of files of weights, which are neither a configuration nor RUN."""
+
 NO_TRAINING = ("-h", "--help", "--print_config")
 """Beginnings of words that print something instead of running a command."""
 
@@ -46,6 +52,17 @@ class Setting(NamedTuple):
         if self.value is None:
             return TRUE
         return str(self.value)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options that the setting sets, by full name: several for a file or a group of options."""
+        if self.key == CONFIG:
+            return flatten(self.value)
+        if isinstance(self.value, dict):
+            return flatten({self.key: self.value})
+        if self.value is None:
+            return {self.key: TRUE}
+        return {self.key: self.value}
 
     @property
     def place(self) -> str:
@@ -79,6 +96,41 @@ class RunSpec:
     @property
     def command(self) -> str:
         return self.words[0]
+
+    @cached_property
+    def name(self) -> str:
+        """Name of the command in the table of options: with its section, if there is one, or `predict PICTURES`."""
+        following = "".join(self.words[1:2])
+        if self.command == "predict" and following and not following.startswith("-"):
+            return PICTURES
+        if following in sections_of(self.command):
+            return f"{self.command} {following}"
+        return self.command
+
+    @property
+    def table(self) -> CommandOptions:
+        """The options of the command."""
+        return find_command(self.name)
+
+    @property
+    def is_tool(self) -> bool:
+        """Whether the command runs without the imports of a fit, such as Lightning."""
+        return self.command in TOOLS or self.name == PICTURES
+
+    @property
+    def words_after_name(self) -> tuple[str, ...]:
+        """The words after the command and its section."""
+        if self.name in (self.command, PICTURES):
+            return self.words[1:]
+        return self.words[2:]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The words after the command and its section, without the command line of another program after `--`."""
+        words = self.words_after_name
+        if "--" in words:
+            return words[: words.index("--")]
+        return words
 
     @property
     def only_prints(self) -> bool:
@@ -121,15 +173,10 @@ class RunSpec:
             temporary.write_text(json.dumps(words, indent=1))
 
     def _read(self, settings: Iterable[Setting]) -> dict[str, Any]:
-        options = options_of_command(self.command)
+        options = self.table.options
         values: dict[str, Any] = {}
-        for key, value, _ in settings:
-            if key == CONFIG:
-                values |= flatten(value)
-            elif isinstance(value, dict):
-                values |= flatten({key: value})
-            else:
-                values[key] = TRUE if value is None else value
+        for setting in settings:
+            values |= setting.options
         return {key: read_value(options.get(key, CommandOption()).types, value) for key, value in values.items()}
 
 
@@ -139,7 +186,8 @@ def read_spec(words: Sequence[str], environment: Mapping[str, str]) -> RunSpec:
     Raises:
         UserError: If a configuration file cannot be read.
     """
-    files, further_words = separated(words[1:])
+    spec = RunSpec(tuple(words))
+    files, further_words = separated(spec.arguments)
     recorded: list[Setting] = []
     if files and Path(files[0]).name == SPEC_FILE:
         spec_file = files.pop(0)
@@ -149,37 +197,69 @@ def read_spec(words: Sequence[str], environment: Mapping[str, str]) -> RunSpec:
         files = [*recorded_files, *files]
         recorded = [setting._replace(source=spec_file) for setting in named_values(recorded_words)]
         environment = {}  # its options are recorded
-    prefix = variable_of(words[0], "")
-    variables = {
-        name.removeprefix(prefix).replace("__", ".").lower(): (text, name)
-        for name, text in environment.items()
-        if name.startswith(prefix)
-    }
+    variables = _variables(spec.name, environment)
     if CONFIG in variables:
-        files.insert(0, configuration_file(variables.pop(CONFIG)[0]))
-    settings = [Setting(CONFIG, read_configuration(file), file) for file in files]
-    settings += [Setting(key, text, f"the environment variable {name}") for key, (text, name) in variables.items()]
-    options = options_of_command(words[0])
-    settings = [_with_content(setting, options) for setting in (*settings, *recorded, *named_values(further_words))]
-    return RunSpec(tuple(words), tuple(settings))
+        files.insert(0, configuration_file(variables.pop(CONFIG).text))
+    configurations = [Setting(CONFIG, read_configuration(file, spec.table.keys), file) for file in files]
+    settings = (*configurations, *variables.values(), *recorded, *named_values(further_words))
+    return replace(spec, settings=tuple(_with_contents(setting, spec.table.options) for setting in settings))
 
 
-def _with_content(setting: Setting, options: Mapping[str, CommandOption]) -> Setting:
-    """Return the setting of a group of options, a YAML file or a YAML text, with the content; others are unchanged."""
-    text = setting.value
-    if not (isinstance(text, str) and options.get(setting.key, CommandOption()).is_group):
-        return setting
+def _variables(command: str, environment: Mapping[str, str]) -> dict[str, Setting]:
+    """Return the options of a command that environment variables set."""
+    prefix = variable_of(command, "")
+    settings = {}
+    for name, text in environment.items():
+        if name.startswith(prefix):
+            key = name.removeprefix(prefix).replace("__", ".").lower()
+            settings[key] = Setting(key, text, f"the environment variable {name}")
+    return settings
+
+
+def _with_contents(setting: Setting, options: Mapping[str, CommandOption]) -> Setting:
+    """Return a setting with the contents of the files that are values of groups of options, such as `data.loader`.
+
+    The file of a group can be named on the command line, in the environment and within a configuration file.
+    """
+    key = setting.key
+    value = setting.value
+    if key != CONFIG:
+        content = _with_groups({key: value}, options)[key]
+        if not isinstance(content, dict):
+            return setting
+        source = setting.source
+        if os.path.isfile(value):
+            source = value
+        return Setting(key, content, source)
+    is_flat = not any(isinstance(part, dict) for part in value.values())
+    if is_flat:  # can contain arguments of Ultralytics, whose `data` and `model` are other files
+        options = {name: option for name, option in options.items() if name not in ("data", "model")}
+    return Setting(key, _with_groups(value, options), setting.source)
+
+
+def _with_groups(tree: Mapping[str, Any], options: Mapping[str, CommandOption], prefix: str = "") -> dict[str, Any]:
+    """Return nested options, whose names begin with `prefix`, with the contents of files as values of groups."""
+    contents = {}
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        content = value
+        if isinstance(value, str) and options.get(key, CommandOption()).is_group:
+            content = _group_content(key, value)
+        if isinstance(content, dict):
+            content = _with_groups(content, options, f"{key}.")
+        contents[name] = content
+    return contents
+
+
+def _group_content(key: str, text: str) -> Any:
+    """Return the content of a YAML file or a YAML text that is the value of a group; another text is unchanged."""
     content = value_of(text)
-    source = setting.source
     if os.path.isfile(text):
-        source = text
         try:
             content = read_yaml(Path(text))
         except (OSError, UserError) as error:
-            raise UserError(f"the file {text} of --{setting.key} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        return setting
-    return Setting(setting.key, content, source)
+            raise UserError(f"the file {text} of --{key} cannot be read: {error}") from error
+    return content if isinstance(content, dict) else text
 
 
 def _recorded(file: str) -> list[str]:
@@ -195,26 +275,31 @@ def with_parser_help(words: Iterable[str]) -> list[str]:
     return [HELP_WORDS[1] if word == FULL_HELP else word for word in words]
 
 
-def read_configuration(file: str) -> dict[str, Any]:
-    """Return the options of a configuration file, or of a configuration that is given as a text."""
+def read_configuration(file: str, keys: Collection[str] = ()) -> dict[str, Any]:
+    """Return the options of a configuration file, or of a configuration that is given as a text.
+
+    Args:
+        file: Path or text.
+        keys: Options of the command, one of which may have been meant instead of `--config`.
+    """
+    name = f"the file {file} of --config"
+    is_file = os.path.isfile(file)
+    if os.path.isdir(file):
+        raise UserError(f"{name} is a folder; pass a YAML file")
+    if not is_file and ":" not in file:  # a text contains a colon
+        names = sorted(path.stem for path in configuration_folder().glob("*.yaml"))
+        raise UserError(f"{name} {missing(Path(file), names)} The package has {', '.join(names)}.")
+    if is_file and Path(file).suffix in WEIGHTS:
+        meant = did_you_mean(options_for(file, keys))
+        raise UserError(f"{name} must be a YAML file, got weights or a checkpoint{meant}")
     try:
-        content = read_yaml(Path(file)) if os.path.isfile(file) else value_of(file)
+        content = read_yaml(Path(file)) if is_file else value_of(file)
     except (OSError, UserError) as error:
-        raise UserError(f"the file {file} of --config cannot be read: {error}") from error
+        raise UserError(f"{name} cannot be read: {error}") from error
     if not isinstance(content, dict):
         got = "an empty file" if content is None else repr(content)
-        raise UserError(
-            f"the file {file} of --config must contain keys and values, as 'data: {{root: PATH}}', got {got}"
-        )
+        raise UserError(f"{name} must contain keys and values, as 'data: {{root: PATH}}', got {got}")
     return content
-
-
-def options_of_command(name: str) -> Mapping[str, CommandOption]:
-    """Return the options of a command by full name; none for a command that does not exist."""
-    command = find_command(name)
-    if command is None:
-        return {}
-    return command.options
 
 
 def variable_of(command: str, key: str) -> str:
@@ -256,6 +341,8 @@ def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
         file = None
         if word in (FILE_OPTION, SHORT_FILE_OPTION):
             file = next(remaining, None)
+            if file is None:
+                raise UserError(f"{word} must be followed by a YAML file or a name, such as {word} yolo")
         elif word.startswith(f"{FILE_OPTION}="):
             file = word.removeprefix(f"{FILE_OPTION}=")
         elif word.startswith(SHORT_FILE_OPTION):
@@ -294,3 +381,8 @@ def configuration_file(text: str) -> str:
     if is_name and os.path.isfile(folder / name):
         return str(folder / name)
     return text
+
+
+def resumes(options: Mapping[str, Any]) -> bool:
+    """Return whether the options of a fit, by full name, resume the newest run."""
+    return bool(options.get("resume")) or options.get("ckpt_path") == "last"

@@ -7,6 +7,9 @@ spreadsheet runs a cell that begins with `=`. Standard library only.
 import re
 from collections.abc import Mapping, Sequence
 
+ZIP_START = b"PK"
+"""Beginning of a zip archive, such as a submission or a file of torch.save."""
+
 WRONG_KINDS = {
     "is compressed with gzip; decompress it": (b"\x1f\x8b",),
     "is a zip archive, or the first part of one": (b"pk\3\4",),

@@ -28,6 +28,7 @@ from yolo_lightning.commands.benchmark.stages import (
     run_stages,
 )
 from yolo_lightning.commands.command_line import run_tool
+from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.supervision.child_process import Ended
 from yolo_lightning.supervision.kill import Killed
 from yolo_lightning.utils.announced_operations import PREFIX
@@ -197,7 +198,7 @@ def test_selected_stages_join_those_of_earlier_calls(tmp_path: Path, monkeypatch
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)
     monkeypatch.setattr(command, "run_stages", lambda folder, _, stages, budget_s: calls.append((folder, stages)))
     for words in (["--stages", "step", "layers"], ["--stages", "step", "--batch_size", "4"]):
-        run_tool("benchmark", ["gpu", str(tmp_path), "--device", "cpu", *words])
+        run_tool(RunSpec(("benchmark", "gpu", str(tmp_path), "--device", "cpu", *words)))
     gpu(tmp_path, device="cpu", quick=True)
     assert [stages for _, stages in calls] == [[Stage.LAYERS, Stage.STEP], [Stage.STEP], list(Stage)]
     assert len({folder for folder, _ in calls}) == 3

@@ -12,9 +12,9 @@ from yolo_lightning.challenge.rescoring import read_models
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, writing
+from yolo_lightning.commands.option_limits import refuse_runs
 from yolo_lightning.commands.predict.rescored import rescored
 from yolo_lightning.commands.predict.results import WRITERS, Result, ResultWriter
-from yolo_lightning.commands.required_files import refuse_runs
 from yolo_lightning.data.formats.frame_checks import refuse_other_depth
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.input_clips import ClipReader

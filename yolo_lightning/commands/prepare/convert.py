@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from yolo_lightning.commands.answers import PROGRAM
 from yolo_lightning.commands.console import counter
 from yolo_lightning.data.formats.choose_format import ARCHIVES
 from yolo_lightning.data.formats.yolo_description import FILE_NAME
@@ -18,6 +17,7 @@ from yolo_lightning.data.layouts.table_annotations import CSV_HEADER
 from yolo_lightning.data.layouts.write_dataset import held_out, write_dataset
 from yolo_lightning.data.left_out_files import by_suffix, counted
 from yolo_lightning.errors import UserError
+from yolo_lightning.options.command_names import PROGRAM
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.suggestions import missing

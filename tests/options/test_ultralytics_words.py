@@ -4,8 +4,7 @@ import shlex
 
 import pytest
 
-from yolo_lightning.commands import SUBCOMMANDS, TOOLS
-from yolo_lightning.commands.ultralytics_words import arguments_of_ultralytics, command_of, translated, translated_file
+from yolo_lightning.options.ultralytics_words import arguments_of_ultralytics, command_of, translated, translated_file
 
 FIT = (
     *("config", "data.format", "data.image_size", "data.batch_size", "data.loader.num_workers", "model.variant", "tta"),
@@ -39,7 +38,7 @@ PICTURES = ("run", "weights", "score_threshold", "image_size", "device", "output
 )
 def test_words_of_ultralytics_for_datasets(typed: str, meant: str) -> None:
     words = shlex.split(typed)
-    command = command_of(words, [*SUBCOMMANDS, *TOOLS])
+    command = command_of(words)
 
     assert command is not None
     assert meant in translated(words, command, FIT)
@@ -73,6 +72,12 @@ def test_words_of_ultralytics_for_pictures() -> None:
     assert "predict x --output a --score_threshold 0.5 --weights best.pt --device cuda:0" in line
 
 
-@pytest.mark.parametrize("typed", ["fit --epochs 3", "predict a.jpg", "supervise -- python train.py epochs=3", "trian"])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *("fit --epochs 3", "predict a.jpg", "trian", "fit --trainer.default_root_dir lr=0.1"),
+        *("supervise -- python train.py epochs=3", "supervise --run x -- python train.py epochs=3"),
+    ],
+)
 def test_other_command_lines_are_left_alone(typed: str) -> None:
-    assert command_of(shlex.split(typed), [*SUBCOMMANDS, *TOOLS]) is None
+    assert command_of(shlex.split(typed)) is None

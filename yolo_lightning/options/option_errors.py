@@ -2,25 +2,23 @@
 
 import os
 import re
-import select
 import shlex
-import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from yolo_lightning.errors import UserError
-from yolo_lightning.options.option_table import INTEGER, LIST, NUMBER, class_names, required_arguments
-from yolo_lightning.supervision.failure_record import record_own_failure
-from yolo_lightning.utils.addresses import redacted
-from yolo_lightning.utils.exit_codes import ExitCode
-from yolo_lightning.utils.files import DISK_FULL, with_place
-from yolo_lightning.utils.plain_text import printable
+from yolo_lightning.options.command_names import COMMANDS
+from yolo_lightning.options.option_table import (
+    CALLBACKS,
+    INTEGER,
+    LIST,
+    LOGGER,
+    NUMBER,
+    callbacks_of_package,
+    class_names,
+)
 from yolo_lightning.utils.run_files import CHECKPOINTS, config_name
-from yolo_lightning.utils.stop_signals import request
 from yolo_lightning.utils.suggestions import did_you_mean, last_part, nearest_key, similar
-from yolo_lightning.utils.yaml_file import value_of
 
 MODES = {
     "train": "fit",
@@ -43,59 +41,12 @@ KEYS_OF_FILES = {
 }
 """Options whose name users omit, by the suffix of the value; the first one of the command is suggested."""
 
-LIGHTNING = "lightning.pytorch."  # beginning of the paths of classes of Lightning
 QUANTITY = re.compile(r"-?\d+\.?\d* ?[a-zA-Z]+")
 ASSIGNMENT = re.compile(r"(?P<name>\w+) ?= ?(?P<value>.+)")
 MISSING_PACKAGE = re.compile(r"(?P<path>[\w.]+)':\s+(?:- )?(?:Requirement|No module named) '(?P<package>[^']+)'")
-CALLBACKS = "trainer.callbacks"
-LOGGER = "trainer.logger"
 CALLBACKS_FORM = f"{CALLBACKS} must be a list, such as [{{class_path: EMA, init_args: {{decay: 0.999}}}}]"
 EQUAL_CLASS = 0.85  # except for the case of letters
 NEAR_CLASS = 0.6  # the names of loggers differ from what is typed by their ending `Logger`
-
-
-def fail(message: str, cause: Exception | None = None) -> NoReturn:
-    """Print an error of the command line and exit."""
-    error = UserError(message)
-    error.__cause__ = cause
-    record_own_failure(error)
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(ExitCode.USAGE) from cause
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """Print a `UserError`, a refusal of Lightning or a full disk in one line and exit; other errors are raised.
-
-    Once this process has trained a step, a `UserError` is raised, too: the options of a running training are right.
-
-    In a supervised trainer, the failure record of the exception is written, unless `Trainer.fit` has written it.
-    A reader that has closed the standard output, such as `head`, ends the command without a message.
-    """
-    request.deferred = False
-    try:
-        yield
-    except BrokenPipeError:
-        if not _is_output_closed():
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # of the flush at the exit
-        raise SystemExit(1) from None
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in DISK_FULL:
-            print(f"error: disk full: {with_place(error)}", file=sys.stderr)
-            raise SystemExit(ExitCode.DISK_FULL) from None
-        record_own_failure(error)
-        is_refusal = type(error).__name__ == "MisconfigurationException"  # without an import of Lightning
-        is_mistake = isinstance(error, UserError) and not request.deferred
-        if not (is_refusal or is_mistake):
-            raise
-        fail(redacted(printable(str(error))))
-
-
-def _is_output_closed() -> bool:
-    events = select.poll()
-    events.register(sys.stdout, 0)  # errors are always reported
-    return bool(events.poll(0))
 
 
 def wrong_group(key: str, value: Any, keys: Collection[str], source: str = "") -> str:
@@ -117,9 +68,9 @@ def missing_package(message: str) -> str | None:
     return f"{last_part(match['path'])} requires a missing package: pip install {shlex.quote(match['package'])}"
 
 
-def unknown_command(typed: str, commands: Collection[str]) -> str:
-    meant = [MODES.get(name, name) for name in similar(typed.lower(), [*commands, *MODES])]
-    return f"unknown command {typed}{did_you_mean(meant)} The commands are {', '.join(commands)}."
+def unknown_command(typed: str) -> str:
+    meant = [MODES.get(name, name) for name in similar(typed.lower(), [*COMMANDS, *MODES])]
+    return f"unknown command {typed}{did_you_mean(meant)} The commands are {', '.join(COMMANDS)}."
 
 
 def stray_word(words: Sequence[str], stray: str, keys: Collection[str]) -> str:
@@ -173,60 +124,17 @@ def missing_argument(key: str, name: str, argument: str) -> str:
     return f"{key}: {name} requires {argument}: set --{key}.{argument}, or init_args in a file."
 
 
-def wrong_classes(key: str, value: Any) -> str | None:
-    """Return the error for a value of `trainer.callbacks` or `trainer.logger` that names no class; else None."""
-    for entry in _entries(value):
-        name = entry.get("class_path") if isinstance(entry, dict) else entry
-        if isinstance(name, str):
-            problem = wrong_class_name(key, name)
-            if problem:
-                return problem
-        elif key == CALLBACKS and isinstance(name, bool | int | float):
-            return f"{CALLBACKS_FORM}, got {value}"
-    return None
-
-
-def unset_argument(key: str, value: Any) -> str | None:
-    """Return the error for a callback or logger of Lightning without a required argument; else None."""
-    for entry in _entries(value):
-        name = entry
-        arguments: Collection[str] = ()
-        if isinstance(entry, dict):
-            name = entry.get("class_path")
-            arguments = entry.get("init_args") or ()
-        if not isinstance(name, str) or not name.startswith((LIGHTNING, last_part(name))):
-            continue
-        unset = [argument for argument in required_arguments(last_part(name)) if argument not in arguments]
-        if unset:
-            return missing_argument(key, last_part(name), unset[0])
-    return None
-
-
-def _entries(value: Any) -> list[Any]:
-    """Return the entries of a value of `trainer.callbacks` or `trainer.logger`, which is a list or one entry."""
-    entries = value_of(value) if isinstance(value, str) else value
-    if not isinstance(entries, list):
-        return [entries]
-    return entries
-
-
-def wrong_class_name(key: str, name: str) -> str | None:
-    """Return the error for a name that is no callback or no logger; None for a class, or for the path of a class."""
-    package = class_names("yolo_lightning.callbacks")
-    classes = [*package, *class_names("lightning.pytorch.callbacks")]
-    if key == LOGGER:
-        classes = [logger for logger in class_names("lightning.pytorch.loggers") if logger != "Logger"]
-    if name in classes:
-        return None
+def wrong_class_name(key: str, name: str) -> str:
+    """Return the error for a name in `trainer.callbacks` or `trainer.logger` that is no class; see `is_class`."""
     if "(" in name:
         return f"{CALLBACKS_FORM.replace(CALLBACKS, key)}, got {name}"
-    if "." in name:
-        return None
+    classes = class_names(key)
     if key == LOGGER:
         near = similar(name, classes, cutoff=NEAR_CLASS) or similar(f"{name}Logger", classes, cutoff=EQUAL_CLASS)
         listed = f"The loggers are {', '.join(classes)}, true and false."
         return f"{key}: there is no logger {name}{did_you_mean(near)} {listed}"
-    listed = f"The callbacks are {', '.join(package)}, and those of lightning.pytorch.callbacks."
+    of_package = ", ".join(callbacks_of_package())
+    listed = f"The callbacks are {of_package}, and those of lightning.pytorch.callbacks."
     return f"{key}: there is no callback {name}{did_you_mean(similar(name, classes))} {listed}"
 
 

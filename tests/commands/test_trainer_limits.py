@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from yolo_lightning.commands import device_limits
-from yolo_lightning.commands.device_limits import check_accelerator, check_devices, check_processors, surely_no_gpu
+from yolo_lightning.commands import trainer_limits
+from yolo_lightning.commands.trainer_limits import check_accelerator, check_devices, check_processors, surely_no_gpu
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.host import available_cores
 
@@ -42,10 +42,10 @@ def test_processors_are_refused_before_torch_only_if_there_is_surely_no_gpu(
     accelerator: str, devices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"trainer.accelerator": accelerator, "trainer.devices": devices}
-    monkeypatch.setattr(device_limits, "surely_no_gpu", lambda: True)
+    monkeypatch.setattr(trainer_limits, "surely_no_gpu", lambda: True)
     with pytest.raises(UserError, match=r"trainer\.(accelerator|devices) must be auto"):
         check_processors(options | {"trainer.devices": devices if devices != 999 else -1})
-    monkeypatch.setattr(device_limits, "surely_no_gpu", lambda: False)
+    monkeypatch.setattr(trainer_limits, "surely_no_gpu", lambda: False)
     if devices:
         check_processors(options)
 
@@ -70,10 +70,10 @@ def test_gpu_is_surely_absent_without_its_driver(
     device = tmp_path / "device"
     if has_driver:
         device.touch()
-    monkeypatch.setattr(device_limits.sys, "platform", "linux")
-    monkeypatch.setattr(device_limits.ctypes, "CDLL", load)
-    monkeypatch.setattr(device_limits, "ROCM_DEVICES", (str(device),))
-    monkeypatch.setattr(device_limits, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    monkeypatch.setattr(trainer_limits.sys, "platform", "linux")
+    monkeypatch.setattr(trainer_limits.ctypes, "CDLL", load)
+    monkeypatch.setattr(trainer_limits, "ROCM_DEVICES", (str(device),))
+    monkeypatch.setattr(trainer_limits, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
     assert not surely_no_gpu()  # torch has no file of this name
     (tmp_path / "version.py").write_text(f"cuda: Optional[str] = {cuda}\nhip: Optional[str] = {hip}\n")
     assert surely_no_gpu() == expected

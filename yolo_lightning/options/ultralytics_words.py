@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from yolo_lightning.commands.option_errors import MODES, VALUE_SYNONYMS
-from yolo_lightning.options.run_spec import TRUE, named_values
+from yolo_lightning.options.command_names import COMMANDS, PROGRAM
+from yolo_lightning.options.option_errors import MODES, VALUE_SYNONYMS
+from yolo_lightning.options.run_spec import TRUE, WEIGHTS, named_values, stray_words
 from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.suggestions import SYNONYMS, nearest_key
 from yolo_lightning.utils.yaml_file import read_yaml
@@ -17,29 +18,26 @@ from yolo_lightning.utils.yaml_file import read_yaml
 TASKS = ("yolo", "detect", "detector", "segment", "classify", "pose", "obb")
 PAIR = re.compile(r"(?P<name>[a-zA-Z]\w*)=(?P<value>.*)", re.DOTALL)
 DEVICES = re.compile(r"[\d,\[\] ]+")
-START = ("python", "-m", "yolo_lightning")
 STOPPING = "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping"
 SWITCHES = ("save", "save_txt", "pretrained")
-WEIGHTS = (".ckpt", ".pt")
-"""Suffixes of files of weights, which are no RUN."""
 SEPARATE = ("mode", "task", "source", "project", "name")
 """Arguments that are no options here, or only together."""
 OF_A_RUN = {*SEPARATE, "save_dir", "exist_ok", "tracker"}
 """Arguments of a finished run of Ultralytics that do not concern another run."""
 
 
-def command_of(words: Sequence[str], commands: Collection[str]) -> str | None:
+def command_of(words: Sequence[str]) -> str | None:
     """Return the command that a command line in the form of Ultralytics means, or None for another command line."""
-    if "--" in words[:2] or not words:
+    if "--" in words or not words:
         return None
-    plain_words = [word for word in words if not word.startswith("-")]
+    plain_words = [word for word in stray_words(words) if not word.startswith("-")]
     pairs = pairs_of([word for word in plain_words if not Path(word).exists()])
     if not pairs and words[0].lower() not in (*TASKS, *MODES):
         return None
     modes = [word for word in plain_words if word.lower() not in TASKS]
     mode = dict(pairs).get("mode", "".join(modes[:1])).lower()
     command = MODES.get(mode, mode)
-    if command in commands:
+    if command in COMMANDS:
         return command
     return "predict" if names_pictures(words) else None  # detect.py --source PICTURES
 
@@ -69,9 +67,9 @@ def translated(words: Sequence[str], command: str, keys: Collection[str]) -> str
         command: What `command_of` returns.
         keys: Options of the command.
     """
-    pairs = pairs_of(words) + [(setting.key, setting.text) for setting in named_values(words)]
+    pairs = pairs_of(stray_words(words)) + [(setting.key, setting.text) for setting in named_values(words)]
     if not pairs and words[0].lower() in MODES:
-        return f"{words[0]} is {command} here. Type: {shlex.join([*START, command, *words[1:]])}"
+        return f"{words[0]} is {command} here. Type: {PROGRAM} {shlex.join([command, *words[1:]])}"
     options = _options_of_several(dict(pairs), command, keys)
     values = [value for _, value in pairs]
     for word in words[1:]:
@@ -88,7 +86,7 @@ def translated(words: Sequence[str], command: str, keys: Collection[str]) -> str
             options += equivalent
     if unknown and not options:
         return f"unknown {', '.join(unknown)}; options are written as --key value"
-    text = f"options are written as --key value. Type: {shlex.join([*START, command, *options])}"
+    text = f"options are written as --key value. Type: {PROGRAM} {shlex.join([command, *options])}"
     if unknown:
         text += f" # without an equivalent: {', '.join(unknown)}"
     return text
@@ -117,13 +115,13 @@ def translated_file(file: str, content: Mapping[str, Any], words: Sequence[str],
 
     Args:
         file: Path in `--config`.
-        content: Content of the file.
+        content: Content of the file, without nested keys.
         words: Command line with the command.
         keys: Options of the command.
     """
     defaults = arguments_of_ultralytics()
     names = [name for name in content if name in defaults and name not in keys]
-    if not names or any(isinstance(value, dict) for value in content.values()) or isinstance(content.get("data"), list):
+    if not names or isinstance(content.get("data"), list):
         return None
     changed = {name: value for name, value in content.items() if defaults.get(name, False) != value}
     pairs = [f"{name}={value}" for name, value in changed.items() if value is not None and name not in OF_A_RUN]
