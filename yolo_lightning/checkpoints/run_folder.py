@@ -20,7 +20,15 @@ from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import UNSAFE
 from yolo_lightning.utils.regular_files import read_regular
-from yolo_lightning.utils.run_files import CHECKPOINTS, LAUNCH, LOCK_FILE, LOGGERS, STARTED, has_checkpoint
+from yolo_lightning.utils.run_files import (
+    CHECKPOINTS,
+    LAUNCH,
+    LOCK_FILE,
+    LOGGERS,
+    STARTED,
+    config_name,
+    has_checkpoint,
+)
 from yolo_lightning.utils.suggestions import did_you_mean
 
 DEFAULT_RUN = "runs/yolo"
@@ -203,6 +211,14 @@ def run_of(checkpoint: Path) -> Path | None:
     if checkpoint.parent.name != CHECKPOINTS:
         return None
     return checkpoint.parent.parent
+
+
+def configuration_of(checkpoint: Path) -> Path | None:
+    """Return the configuration file of the fit that has written a checkpoint, or None if there is no such file."""
+    run = run_of(checkpoint)
+    if run is None or not (run / config_name("fit")).is_file():
+        return None
+    return run / config_name("fit")
 
 
 def mirrored_runs(base: Path, mirror: str) -> list[str]:

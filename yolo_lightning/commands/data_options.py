@@ -7,13 +7,12 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
-from yolo_lightning.checkpoints.run_folder import run_of
+from yolo_lightning.checkpoints.run_folder import configuration_of
 from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.network_settings import bound_options, precedence, read_record
 from yolo_lightning.options.run_spec import CONFIG, Setting, read_configuration, separated
 from yolo_lightning.utils.nested_keys import nested
-from yolo_lightning.utils.run_files import config_name
 
 SECTION = "data"
 
@@ -30,9 +29,9 @@ def with_recorded(words: Sequence[str], parser: ArgumentParser, *, has_weights: 
         return [*map(_section, files), *options]
     arguments = parser.parse_args(options)
     checkpoint = chosen_checkpoint(arguments.run, arguments.checkpoint)
-    run = run_of(checkpoint)
-    if not files and run is not None and (run / config_name("fit")).is_file():
-        files = [str(run / config_name("fit"))]
+    configuration = configuration_of(checkpoint)
+    if not files and configuration is not None:
+        files = [str(configuration)]
     configured = [*map(_section, files)]
     before = parser.parse_args([*configured, *options])
     bound = bound_options(read_record(checkpoint), is_gray=format_class(before.data.format).is_gray)

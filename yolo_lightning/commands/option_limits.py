@@ -29,7 +29,7 @@ from yolo_lightning.utils.distributed import NO_LAUNCH_ID, launch_id, machines_o
 from yolo_lightning.utils.nested_keys import flatten, nested
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import ZIP_START, first_look
-from yolo_lightning.utils.run_files import CHECKPOINTS, config_name
+from yolo_lightning.utils.run_files import CHECKPOINTS
 from yolo_lightning.utils.suggestions import did_you_mean
 from yolo_lightning.utils.yaml_file import read_yaml
 
@@ -268,14 +268,13 @@ def refuse_runs(sources: Sequence[str]) -> None:
 def _with_options_of_run(spec: RunSpec) -> Mapping[str, Any]:
     """Return the options with those of the run whose checkpoint a command uses; raise a UserError for no checkpoint."""
     from yolo_lightning.checkpoints.resume import chosen_checkpoint
-    from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, run_of
+    from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, configuration_of
 
     options = spec.given
-    run = run_of(chosen_checkpoint(options.get("run", DEFAULT_RUN), options.get("checkpoint")))
-    has_configuration = any(setting.key == CONFIG for setting in spec.settings)
-    if has_configuration or run is None or not (run / config_name("fit")).is_file():
+    configuration = configuration_of(chosen_checkpoint(options.get("run", DEFAULT_RUN), options.get("checkpoint")))
+    if configuration is None or any(setting.key == CONFIG for setting in spec.settings):
         return options
-    return {**flatten(read_yaml(run / config_name("fit"))), **options}
+    return {**flatten(read_yaml(configuration)), **options}
 
 
 def _dataset(options: Mapping[str, Any], groups: Mapping[str, Any]) -> "DatasetFormat":

@@ -286,7 +286,8 @@ def read_configuration(file: str, keys: Collection[str] = ()) -> dict[str, Any]:
     is_file = os.path.isfile(file)
     if os.path.isdir(file):
         raise UserError(f"{name} is a folder; pass a YAML file")
-    if not is_file and ":" not in file:  # a text contains a colon
+    is_text = ":" in file or file == "{}"
+    if not is_file and not is_text:
         names = sorted(path.stem for path in configuration_folder().glob("*.yaml"))
         raise UserError(f"{name} {missing(Path(file), names)} The package has {', '.join(names)}.")
     if is_file and Path(file).suffix in WEIGHTS:
