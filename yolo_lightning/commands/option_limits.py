@@ -238,16 +238,18 @@ def _check_pictures(words: Sequence[str], options: Mapping[str, Any]) -> None:
 
 def _check_checkpoint(command: str, options: Mapping[str, Any]) -> None:
     """Raise a UserError for a checkpoint that does not exist, or for an evaluation without weights."""
+    name = options.get("ckpt_path")
+    if name is None and (command == "fit" or options.get("model.weights") is not None):
+        return
     from yolo_lightning.checkpoints.remote_folder import is_address
     from yolo_lightning.checkpoints.resume import checked, checkpoint_to_evaluate
     from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 
-    name = options.get("ckpt_path")
     base = Path(options.get("trainer.default_root_dir", DEFAULT_RUN))
-    if name is not None and name not in ("best", "last") and not is_address(name):
-        checked(name, base)
-    elif command != "fit" and name is None and options.get("model.weights") is None:
+    if name is None:
         checkpoint_to_evaluate(base)
+    elif name not in ("best", "last") and not is_address(name):
+        checked(name, base)
 
 
 def check_weights(weights: str) -> None:
