@@ -114,7 +114,8 @@ def _check_values(command: CommandOptions, options: Mapping[str, Any]) -> None:
 
 def _groups_of(command: CommandOptions, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the groups of settings that the user has set, by full name; raise a UserError for a wrong value."""
-    values = {key: value for key, value in options.items() if key in command.keys}
+    keys = command.keys
+    values = {key: value for key, value in options.items() if key in keys}
     groups = {}
     for name, option in command.options.items():
         prefix = f"{name}."

@@ -243,11 +243,9 @@ def _check_arguments(key: str, entry: Any) -> None:
     if isinstance(entry, dict):
         path = entry.get("class_path")
         arguments = entry.get("init_args") or ()
-    if not isinstance(path, str):
+    if not isinstance(path, str) or not path.startswith((f"{LIGHTNING}.", last_part(path))):
         return
     name = last_part(path)
-    if path != name and not path.startswith(f"{LIGHTNING}."):
-        return
     for argument in required_arguments(name):
         if argument not in arguments:
             raise UserError(missing_argument(key, name, argument))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.options.command_names import PICTURES, TOOLS
+from yolo_lightning.options.command_names import PICTURES, SUBCOMMANDS
 from yolo_lightning.options.option_errors import options_for
 from yolo_lightning.options.option_table import CommandOption, CommandOptions, find_command, read_value, sections_of
 from yolo_lightning.utils.files import replacing
@@ -115,7 +115,7 @@ class RunSpec:
     @property
     def is_tool(self) -> bool:
         """Whether the command runs without the imports of a fit, such as Lightning."""
-        return self.command in TOOLS or self.name == PICTURES
+        return self.name not in SUBCOMMANDS
 
     @property
     def words_after_name(self) -> tuple[str, ...]:
