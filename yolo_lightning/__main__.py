@@ -3,14 +3,10 @@
 import gc
 import signal
 import sys
-from typing import TYPE_CHECKING
 
 from yolo_lightning.utils.offline import set_switches
 from yolo_lightning.utils.slurm import requeued
 from yolo_lightning.utils.stop_signals import STOPPABLE, Stopped, request, say
-
-if TYPE_CHECKING:
-    from yolo_lightning.options.run_spec import RunSpec
 
 
 def main() -> None:
@@ -26,6 +22,7 @@ def main() -> None:
     set_switches()
     from yolo_lightning.commands.resolve import resolve
     from yolo_lightning.commands.user_errors import user_errors
+    from yolo_lightning.options.command_names import WITHOUT_TORCH
 
     with requeued(), user_errors():
         spec = resolve(sys.argv[1:])
@@ -35,32 +32,26 @@ def main() -> None:
         if spec.command in STOPPABLE:
             request.install()
         try:
-            _run(spec)
+            from yolo_lightning.commands.fit_start import start_supervisor
+            from yolo_lightning.supervision.heartbeat import open_from_environment
+
+            start_supervisor(spec)
+            if spec.command not in WITHOUT_TORCH:
+                open_from_environment()  # a supervisor watches from here on: imports take seconds and may hang
+            if spec.is_tool:
+                from yolo_lightning.commands.command_line import run_tool
+
+                run_tool(spec)
+                return
+            gc.disable()  # a fifth of the processor time of the import, whose 800,000 objects all stay
+            from yolo_lightning.cli import run
+
+            gc.enable()
+            run(spec)
         except Stopped as stopped:
             nothing = " before a step was trained: nothing to save" if spec.command == "fit" else ""
             say(f"stopped by {signal.Signals(stopped.number).name}{nothing}")
             raise
-
-
-def _run(spec: "RunSpec") -> None:
-    """Run a command; a supervised fit becomes its supervisor, before torch is imported."""
-    from yolo_lightning.commands.fit_start import start_supervisor
-    from yolo_lightning.options.command_names import WITHOUT_TORCH
-    from yolo_lightning.supervision.heartbeat import open_from_environment
-
-    start_supervisor(spec)
-    if spec.command not in WITHOUT_TORCH:
-        open_from_environment()  # a supervisor watches from here on: imports take seconds and may hang
-    if spec.is_tool:
-        from yolo_lightning.commands.command_line import run_tool
-
-        run_tool(spec)
-        return
-    gc.disable()  # a fifth of the processor time of the import, whose 800,000 objects all stay
-    from yolo_lightning.cli import run
-
-    gc.enable()
-    run(spec)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.remote_folder import LOCAL, is_address, local_checkpoint
 from yolo_lightning.checkpoints.resume import checked
+from yolo_lightning.commands.trainer_limits import resumes
 from yolo_lightning.commands.unattended import unattended
 from yolo_lightning.options.command_names import PROGRAM
-from yolo_lightning.options.run_spec import RunSpec, resumes
+from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.supervision import become_supervisor, in_use, is_supervised, reserve
 from yolo_lightning.supervision.job import Job, job, start_detached
 from yolo_lightning.utils.distributed import NO_LAUNCH_ID, launch_id

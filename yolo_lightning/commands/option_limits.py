@@ -11,7 +11,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from yolo_lightning.commands.trainer_limits import check_deadline, check_length, check_processors, check_trainer
+from yolo_lightning.commands.trainer_limits import (
+    check_deadline,
+    check_length,
+    check_processors,
+    check_trainer,
+    resumes,
+)
 from yolo_lightning.data.batch_size import BATCH_SIZE_LIMITS
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.errors import UserError
@@ -20,7 +26,7 @@ from yolo_lightning.model.variants import description_of
 from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.options.command_names import PICTURES, SUBCOMMANDS
 from yolo_lightning.options.option_table import NULL, CommandOptions
-from yolo_lightning.options.run_spec import CONFIG, RunSpec, resumes
+from yolo_lightning.options.run_spec import CONFIG, RunSpec
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.training.deadline import MAX_HOURS_LIMITS
 from yolo_lightning.training.recipe_limits import RECIPE_LIMITS

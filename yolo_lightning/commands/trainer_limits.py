@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.options.run_spec import resumes
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.host import available_cores
@@ -125,6 +124,11 @@ def check_deadline(options: Mapping[str, Any]) -> None:
         moment = parse_moment("finish_by", str(finish_by))
         if moment.timestamp() <= time.time() and not resumes(options) and not is_supervised():
             raise UserError(f"finish_by must be in the future, got {moment.isoformat()}")
+
+
+def resumes(options: Mapping[str, Any]) -> bool:
+    """Return whether a fit resumes the newest run."""
+    return bool(options.get("resume")) or options.get("ckpt_path") == "last"
 
 
 def check_processors(options: Mapping[str, Any]) -> None:

@@ -382,8 +382,3 @@ def configuration_file(text: str) -> str:
     if is_name and os.path.isfile(folder / name):
         return str(folder / name)
     return text
-
-
-def resumes(options: Mapping[str, Any]) -> bool:
-    """Return whether the options of a fit, by full name, resume the newest run."""
-    return bool(options.get("resume")) or options.get("ckpt_path") == "last"
