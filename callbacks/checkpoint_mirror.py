@@ -32,32 +32,45 @@ class CheckpointMirror(Checkpoint):
 
     def __init__(self, address: str) -> None:
         self._root = RemoteFolder(address)
-        self._remote = self._root  # folder of the run, from `setup` on
-        self._folder = Path()
-        self._thread: threading.Thread | None = None
-        self._ending = threading.Event()
-        self._tried: dict[Path, bytes] = {}
-        self._may_hold_suspects = True
-        self._failed = False
+        self._copier: Copier | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         run = Path(trainer.default_root_dir).absolute()
-        self._folder = run / run_files.CHECKPOINTS
-        self._remote = self._root.folder(run.name)
-        self._tried = {}
-        self._may_hold_suspects = True
-        self._failed = False
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="checkpoint mirror", daemon=True)
-        self._thread.start()
+        self._copier = Copier(run / run_files.CHECKPOINTS, self._root.folder(run.name))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._finish(ERROR_TIMEOUT_S)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._finish(END_TIMEOUT_S)
+
+    def _finish(self, timeout_s: float) -> None:
+        if self._copier is not None:
+            self._copier.finish(timeout_s)
+            self._copier = None
+
+
+class Copier:
+    """Thread that copies the checkpoints in `folder` to the folder of the run in a remote storage."""
+
+    def __init__(self, folder: Path, remote: RemoteFolder) -> None:
+        self._folder = folder
+        self._remote = remote
+        self._ending = threading.Event()
+        self._tried: dict[Path, bytes] = {}
+        self._may_hold_suspects = True
+        self._failed = False
+        self._thread = threading.Thread(target=self._watch, name="checkpoint mirror", daemon=True)
+        self._thread.start()
+
+    def finish(self, timeout_s: float) -> None:
+        """Copy the newest checkpoints within the time limit, and end the thread."""
+        self._ending.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            rank_zero_warn(f"copying to {self._remote.address} takes longer than {timeout_s:g} s: cancelled")
 
     def _watch(self) -> None:
         while not self._ending.wait(POLL_S):
@@ -83,12 +96,3 @@ class CheckpointMirror(Checkpoint):
             self._failed = True
         else:
             self._failed = False
-
-    def _finish(self, timeout_s: float) -> None:
-        if self._thread is None:
-            return
-        self._ending.set()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            rank_zero_warn(f"copying to {self._remote.address} takes longer than {timeout_s:g} s: cancelled")
-        self._thread = None

@@ -33,37 +33,33 @@ class StepPace:
         self.total_fetch_s = 0.0
         self.total_step_s = 0.0
         self._blocks: deque[tuple[float, float]] = deque(maxlen=BLOCKS)
-        self._block_steps = 0
-        self._block_fetch_s = 0.0
-        self._block_step_s = 0.0
+        self._block: list[tuple[float, float]] = []
 
     def add(self, fetch_s: float, step_s: float) -> None:
         """Add a step with the seconds of the wait for its batch and of its computation."""
         self.timed_steps += 1
         self.total_fetch_s += fetch_s
         self.total_step_s += step_s
-        self._block_steps += 1
-        self._block_fetch_s += fetch_s
-        self._block_step_s += step_s
-        if self._block_steps == BLOCK_STEPS:
-            self._blocks.append(self._means())
-            self._block_steps = 0
-            self._block_fetch_s = 0.0
-            self._block_step_s = 0.0
+        self._block.append((fetch_s, step_s))
+        if len(self._block) == BLOCK_STEPS:
+            self._blocks.append(_means(self._block))
+            self._block = []
 
     def typical(self, newest: int = BLOCKS) -> TypicalStep | None:
         """Return the typical step of the `newest` blocks, at most `BLOCKS`; None before the first step."""
         blocks = list(self._blocks)[-newest:]
-        if not blocks and self._block_steps:
-            blocks = [self._means()]
+        if not blocks and self._block:
+            blocks = [_means(self._block)]
         totals = [fetch_s + step_s for fetch_s, step_s in blocks]
         if not totals or not all(totals):
             return None
         shares = [fetch_s / total for (fetch_s, _), total in zip(blocks, totals, strict=True)]
         return TypicalStep(statistics.median(totals), statistics.median(shares))
 
-    def _means(self) -> tuple[float, float]:
-        return self._block_fetch_s / self._block_steps, self._block_step_s / self._block_steps
+
+def _means(steps: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the mean seconds of the waits and of the computations of steps."""
+    return statistics.fmean(fetch_s for fetch_s, _ in steps), statistics.fmean(step_s for _, step_s in steps)
 
 
 class FitTimer(Callback):

@@ -150,20 +150,15 @@ class FrameGallery(Callback):
     def _write(self, folder: Path, stage: str, class_names: list[str]) -> None:
         """Write pictures and index file; the old index is deleted first and never lists pictures of another run."""
         in_both = {frame.score.image_id for frame in self._best} & {frame.score.image_id for frame in self._worst}
-        groups: dict[str, list[KeptFrame]] = {"best": [], "worst": []}
-        for frame in self._best:
-            if frame.score.image_id not in in_both or frame.score.score >= MIDDLE:
-                groups["best"].append(frame)
-        for frame in self._worst:
-            if frame.score.image_id not in in_both or frame.score.score < MIDDLE:
-                groups["worst"].append(frame)
+        best = [frame for frame in self._best if frame.score.image_id not in in_both or frame.score.score >= MIDDLE]
+        worst = [frame for frame in self._worst if frame.score.image_id not in in_both or frame.score.score < MIDDLE]
         folder.mkdir(parents=True, exist_ok=True)
         index = folder / f"{stage}.json"
         index.unlink(missing_ok=True)
         for stale in folder.glob(f"{stage}-*.jpg"):
             stale.unlink()
         listed = []
-        for group, frames in groups.items():
+        for group, frames in (("best", best), ("worst", worst)):
             for number, frame in enumerate(frames, 1):
                 path = folder / f"{stage}-{group}-{number}.jpg"
                 write_bytes(path, encode(side_by_side(frame.pixels, frame.target, frame.prediction, class_names)))

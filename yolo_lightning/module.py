@@ -5,10 +5,9 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -23,7 +22,13 @@ from yolo_lightning.callbacks.finish_by import deadline_schedule
 from yolo_lightning.callbacks.mean_ap import MeanAP
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote_folder import local_checkpoint
-from yolo_lightning.checkpoints.torch_archive import check_module, check_parts, load_checkpoint, reason
+from yolo_lightning.checkpoints.torch_archive import (
+    check_module,
+    check_parts,
+    check_tensors,
+    load_checkpoint,
+    reason,
+)
 from yolo_lightning.data.batch import (
     Batch,
     Prediction,
@@ -46,7 +51,6 @@ from yolo_lightning.model.graph import (
     build_graph,
     check_images,
     check_one_to_one,
-    check_tensors,
     head_class_width,
     is_same_architecture,
     network_input,
@@ -89,7 +93,7 @@ from yolo_lightning.utils.activity import Activity, during, enter
 from yolo_lightning.utils.choices import AUTO, as_settings, check_types, checked_arguments
 from yolo_lightning.utils.distributed import check_agreement, sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
-from yolo_lightning.utils.loop_position import schedule_step, steps_begun
+from yolo_lightning.utils.loop_position import has_data, schedule_step, steps_begun
 from yolo_lightning.utils.offline import prefer_fast_find
 from yolo_lightning.utils.rank_zero import hide_harmless_lines
 from yolo_lightning.utils.trainer_callbacks import callbacks_of
@@ -100,22 +104,6 @@ SINGLE_VALUES = (
 )
 Evaluation = dict[str, list[Prediction] | list[Target]]
 """Output of a validation or test step: `preds` and `targets`, one per frame."""
-
-
-LOADER_HOOKS = {
-    "fit": "train_dataloader",
-    "validate": "val_dataloader",
-    "test": "test_dataloader",
-    "predict": "predict_dataloader",
-}
-"""Method of which a Trainer requests the loader of a stage if its method for the stage receives no data."""
-
-
-def refuse_missing_data(stage: str) -> NoReturn:
-    raise UserError(
-        f"trainer.{stage} needs data: pass a data module, as trainer.{stage}(model, DetectionDataModule(...)), or a "
-        "DataLoader that yields yolo_lightning.data.batch.Batch"
-    )
 
 
 class YOLOModule(LightningModule):
@@ -249,8 +237,8 @@ class YOLOModule(LightningModule):
         """Check classes and image size, and choose the convolution implementation for `backend: auto`.
 
         Raises:
-            UserError: If the graph does not accept the image size of the training data, if model and data have
-                different numbers of classes, or for `Tuner.lr_find`.
+            UserError: If there are no data, if the graph does not accept the image size of the training data, if model
+                and data have different numbers of classes, or for `Tuner.lr_find`.
         """
         if callbacks_of(self.trainer, LearningRateFinder):
             raise UserError(
@@ -258,7 +246,11 @@ class YOLOModule(LightningModule):
                 "step. Compare short runs with different values of model.recipe.lr0 instead."
             )
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        self._expect_data(stage, has_module=data is not None)
+        if not has_data(self.trainer, stage):
+            raise UserError(
+                f"trainer.{stage} needs data: pass a data module, as trainer.{stage}(model, DetectionDataModule(...)), "
+                "or a DataLoader that yields yolo_lightning.data.batch.Batch"
+            )
         self._check_classes(getattr(data, "class_names", None))
         if not hasattr(data, "training_facts"):
             # Only for a foreign loader: Lightning warns of a module's batch hook in each fit with a data module.
@@ -285,14 +277,6 @@ class YOLOModule(LightningModule):
             f"{convolution}, {self.convolution.algorithm}, {self.trainer.precision}, {strategy.root_device.type}"
         )
         self._guard.lowers_precision = self.lowers_precision and str(self.trainer.precision).endswith("mixed")
-
-    def _expect_data(self, stage: str, *, has_module: bool) -> None:
-        """Let a Trainer that was given neither a data module nor a loader raise an error that says what to pass."""
-        for name, hook in LOADER_HOOKS.items():
-            if hook in vars(self):
-                delattr(self, hook)
-            if name == stage and not has_module and getattr(type(self), hook) is getattr(LightningModule, hook):
-                setattr(self, hook, partial(refuse_missing_data, name))
 
     @property
     def stride(self) -> int:

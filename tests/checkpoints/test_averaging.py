@@ -90,10 +90,13 @@ def test_damaged_files_are_all_named(tmp_path: Path) -> None:
             "model.detections.one_to_one is True in .* and None in",
         ),
         ({"hyper_parameters": NETWORK | {"single_class": True}}, "model.single_class is True in .* and None in"),
-        ({"state_dict": state(1) | {"more": torch.zeros(1)}}, "000002.ckpt and .*000003.ckpt differ in more"),
+        (
+            {"state_dict": state(1) | {"more": torch.zeros(1)}},
+            "000002.ckpt does not fit .*000003.ckpt: tensor more is missing",
+        ),
         (
             {"state_dict": state(float("nan"))},
-            "000002.ckpt cannot be averaged: weight contains non-finite values",
+            "000002.ckpt cannot be used: its tensor weight contains NaN or infinity",
         ),
         ({AVERAGED: ["x.ckpt"]}, "000002.ckpt is already an average of x.ckpt"),
     ],

@@ -11,9 +11,10 @@ from torch import nn
 from ultralytics.nn.modules import block
 from ultralytics.nn.tasks import ClassificationModel, DetectionModel, SegmentationModel
 
+from yolo_lightning.checkpoints.torch_archive import check_tensors
 from yolo_lightning.detector import Detector
 from yolo_lightning.errors import UserError
-from yolo_lightning.model.graph import check_tensors, open_ultralytics, read_network
+from yolo_lightning.model.graph import open_ultralytics, read_network
 from yolo_lightning.model.read_pt import complete_names
 
 FAMILIES = ("yolov8n", "yolov9t", "yolov10n", "yolo11n", "yolo12n", "yolo26n")

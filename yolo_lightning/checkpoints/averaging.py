@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION, INPUT, training_age
-from yolo_lightning.checkpoints.torch_archive import load_checkpoint
+from yolo_lightning.checkpoints.torch_archive import check_tensors, load_checkpoint
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.nested_keys import flatten
 
@@ -24,7 +24,6 @@ without `steps`, `fit --resume` prefers any other checkpoint."""
 
 NETWORK = ("variant", "class_names", "class_width", "single_class", "detections.one_to_one")
 """Hyperparameters that must be equal, besides the whole record of the input."""
-NAMED_TENSORS = 3
 
 
 def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -101,11 +100,4 @@ def _check_network(file: Path, checkpoint: Mapping[str, Any], other: Path, newes
         expected_value = expected_inputs.get(name) or None
         if value != expected_value:
             raise UserError(f"the input's {name} is {value} in {file} and {expected_value} in {other}")
-    shapes = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
-    expected_shapes = {name: tensor.shape for name, tensor in newest["state_dict"].items()}
-    different = sorted(dict(shapes.items() ^ expected_shapes.items()))
-    if different:
-        raise UserError(f"the networks of {file} and {other} differ in {', '.join(different[:NAMED_TENSORS])}")
-    for name, tensor in checkpoint["state_dict"].items():
-        if not tensor.isfinite().all():
-            raise UserError(f"{file} cannot be averaged: {name} contains non-finite values")
+    check_tensors(checkpoint["state_dict"], str(file), newest["state_dict"], str(other))

@@ -224,7 +224,7 @@ def steps_in_content(path: Path) -> int:
         return 0
 
 
-def superseded(paths: Iterable[Path], newest: Path, keep: int, trusted_steps: int | None = None) -> list[Path]:
+def superseded(paths: Iterable[Path], newest: Path, keep: int, trusted_steps: int | None) -> list[Path]:
     """Return which of `paths`, the step checkpoints of a run, to delete after `newest` was written; `keep` remain.
 
     Checkpoints with more steps than `newest` are damaged or belong to an abandoned part of the run: training was

@@ -9,7 +9,7 @@ from zipfile import is_zipfile
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from yolo_lightning.checkpoints.checkpoint_file import checksum_path, remove_checkpoint, require_whole, write_checkpoint
-from yolo_lightning.checkpoints.remote_folder import LOCAL, RemoteFolder, is_address, local_checkpoint, local_path
+from yolo_lightning.checkpoints.remote_folder import RemoteFolder, is_remote, local_checkpoint, local_path
 from yolo_lightning.checkpoints.torch_archive import unsafe_globals
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.addresses import WEB
@@ -34,7 +34,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         if storage_options is not None:
             raise UserError(f"storage_options must be None, got {storage_options!r}")
-        if _is_remote(path):
+        if is_remote(path):
             folder, _, name = str(path).rpartition("/")
             RemoteFolder(folder).write(name, checkpoint)
             return
@@ -65,7 +65,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @checked_arguments()
     def remove_checkpoint(self, path: str | Path) -> None:
-        if _is_remote(path):
+        if is_remote(path):
             folder, _, name = str(path).rpartition("/")
             RemoteFolder(folder).remove(name)
         else:
@@ -79,7 +79,3 @@ def _needs_pickle(path: Path, classes: Sequence[str]) -> str:
         "callback. To resume, call Trainer.fit(..., ckpt_path=..., weights_only=False) if you trust the file, or "
         "convert them to plain Python values before they are saved"
     )
-
-
-def _is_remote(path: str | Path) -> bool:
-    return is_address(str(path)) and not str(path).startswith(LOCAL)

@@ -42,6 +42,11 @@ def is_address(name: str) -> bool:
     return SCHEME in name
 
 
+def is_remote(name: str | Path) -> bool:
+    """Whether a name is an address of a storage; an address that begins with `file://` is that of a local file."""
+    return is_address(str(name)) and not str(name).startswith(LOCAL)
+
+
 def local_path(name: str | Path) -> Path:
     """Return the path of a local file or folder, also of an address that begins with `file://`.
 
@@ -211,10 +216,8 @@ def fetch_run(remote: RemoteFolder, folder: Path) -> tuple[Path | None, dict[str
 
 def local_checkpoint(name: str) -> Path:
     """Return the file of a path or address; a remote file is checked and copied into the user's cache folder."""
-    if name.startswith(LOCAL):
-        return local_path(name)
-    if not is_address(name):
-        return local_path(user_path(name))
+    if not is_remote(name):
+        return user_path(local_path(name))
     address, _, file = name.rpartition("/")
     remote = RemoteFolder(address)
     target = cache_folder() / "remote" / sha256(address.encode()).hexdigest()[:16] / file

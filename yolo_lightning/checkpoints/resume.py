@@ -13,10 +13,9 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     require_whole,
 )
 from yolo_lightning.checkpoints.remote_folder import (
-    LOCAL,
     RemoteFolder,
     fetch_run,
-    is_address,
+    is_remote,
     local_checkpoint,
     local_path,
 )
@@ -151,7 +150,7 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
     Raises:
         UserError: If every checkpoint is damaged, the mirror cannot be read, or `folder` is no run folder.
     """
-    if is_address(str(folder)) and not str(folder).startswith(LOCAL):
+    if is_remote(folder):
         raise UserError(f"folder must be a local run folder, got {redacted(str(folder))}; use mirror for an address")
     base = local_path(folder)
     if not str(folder) or base.is_file() or any(base.glob(run_files.CHECKPOINT_PATTERN)):

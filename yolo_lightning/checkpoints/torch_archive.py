@@ -35,7 +35,22 @@ def load_checkpoint(path: Path, map_location: Literal["cpu", "meta"] = "cpu") ->
     Raises:
         UserError: If the file is damaged, contains other objects, is no dictionary, or has parts of other types.
     """
-    content = load_dictionary(path, map_location)
+    try:
+        check_archive(path)
+    except UserError as error:
+        raise UserError(f"checkpoint {path} cannot be loaded: {error}") from error
+    try:
+        content = torch.load(path, map_location=map_location, weights_only=True)
+    except Exception as error:  # torch.load raises errors of many types on a damaged file, also MemoryError
+        problem = reason(error)
+        names = ", ".join(unsafe_globals(path)[:3])
+        if names:
+            problem = (
+                f"it contains {names}; only tensors and plain Python are read, and Ultralytics' .pt files as weights"
+            )
+        raise UserError(f"checkpoint {path} cannot be loaded: {problem}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"checkpoint {path} must contain a dictionary, got {type(content).__name__}")
     check_parts(content, f"checkpoint {path}")
     return content
 
@@ -63,25 +78,24 @@ def check_module(content: Mapping[str, Any], origin: str) -> None:
         raise UserError(f"{origin} contains no network of YOLOModule: another module was saved")
 
 
-def load_dictionary(path: Path, map_location: Literal["cpu", "meta"] = "cpu") -> dict[str, Any]:
-    """Return the content of a checkpoint of any module; see `load_checkpoint`."""
-    try:
-        check_archive(path)
-    except UserError as error:
-        raise UserError(f"checkpoint {path} cannot be loaded: {reason(error)}") from error
-    try:
-        content = torch.load(path, map_location=map_location, weights_only=True)
-    except Exception as error:  # torch.load raises errors of many types on a damaged file, also MemoryError
-        problem = reason(error)
-        names = ", ".join(unsafe_globals(path)[:3])
-        if names:
-            problem = (
-                f"it contains {names}; only tensors and plain Python are read, and Ultralytics' .pt files as weights"
-            )
-        raise UserError(f"checkpoint {path} cannot be loaded: {problem}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"checkpoint {path} must contain a dictionary, got {type(content).__name__}")
-    return content
+def check_tensors(
+    tensors: Mapping[str, Any],
+    origin: str,
+    expected: Mapping[str, Any] | None = None,
+    network: str = "model.variant",
+) -> None:
+    """Raise a UserError if tensors of a file are not finite, or have other names or shapes than those `expected`.
+
+    `network` names the network with the expected tensors.
+    """
+    if expected is not None:
+        for name in sorted(tensors.keys() | expected.keys(), key=str):
+            is_in_both = name in tensors and name in expected
+            if not is_in_both or getattr(tensors[name], "shape", None) != expected[name].shape:
+                raise UserError(f"{origin} does not fit {network}: tensor {name} is missing or has another shape")
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and not tensor.isfinite().all():
+            raise UserError(f"{origin} cannot be used: its tensor {name} contains NaN or infinity; use an older file")
 
 
 def check_archive(path: Path) -> None:
@@ -104,7 +118,7 @@ def check_archive(path: Path) -> None:
         raise UserError("its members overlap or are incomplete")
 
 
-def archive_damage(path: Path, *, must_have_checksums: bool = False) -> str | None:
+def archive_damage(path: Path, *, must_have_checksums: bool) -> str | None:
     """Return why the bytes of an archive of torch.save are wrong, by the checksums within the archive; else None.
 
     torch writes 0 in place of the checksums where they are switched off (`torch.serialization.set_crc32_options`).

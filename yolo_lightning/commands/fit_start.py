@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from yolo_lightning.checkpoints import run_folder
-from yolo_lightning.checkpoints.remote_folder import LOCAL, is_address, local_checkpoint
+from yolo_lightning.checkpoints.remote_folder import is_remote, local_checkpoint
 from yolo_lightning.checkpoints.resume import checked
 from yolo_lightning.commands.trainer_limits import resumes
 from yolo_lightning.commands.unattended import unattended
@@ -71,7 +71,7 @@ def choose_run(options: Mapping[str, Any]) -> ChosenRun:
     if restarted is not None:
         return ChosenRun(restarted, checkpoint, is_restart=True)
     file = None  # of a remote checkpoint, which belongs to no run of this machine
-    if checkpoint is not None and (checkpoint.startswith(LOCAL) or not is_address(checkpoint)):
+    if checkpoint is not None and not is_remote(checkpoint):
         file = local_checkpoint(checkpoint)
     if launch is not None:
         return ChosenRun(run_folder.folder_to_fit(base, file, mirror), checkpoint)

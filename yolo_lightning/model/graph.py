@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason, unsafe_globals
+from yolo_lightning.checkpoints.torch_archive import check_tensors, load_checkpoint, reason, unsafe_globals
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.description import MOST_CHANNELS, checked_description
 from yolo_lightning.model.layers import has_one_to_one_branch, image_layers
@@ -143,7 +143,7 @@ def head_class_width(graph: Any) -> int:
     return int(graph.model[-1].cv3[0][-1].in_channels)
 
 
-def _load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
+def _load_weights(graph: Any, path: str, *, allow_pickle: bool) -> None:
     """Copy all weights whose shapes match from a file into the graph.
 
     Rows of the classification head are copied for classes with the same name. `path` is an Ultralytics `.pt` file or an
@@ -185,18 +185,6 @@ def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
         _, network = open_ultralytics(file, allow_pickle=allow_pickle)
     check_tensors(network.state_dict(), str(file))
     return network
-
-
-def check_tensors(tensors: Mapping[str, Any], origin: str, expected: Mapping[str, Any] | None = None) -> None:
-    """Raise a UserError if tensors of a file are not finite, or have other names or shapes than those `expected`."""
-    if expected is not None:
-        for name in sorted(tensors.keys() | expected.keys(), key=str):
-            is_in_both = name in tensors and name in expected
-            if not is_in_both or getattr(tensors[name], "shape", None) != expected[name].shape:
-                raise UserError(f"{origin} does not fit model.variant: tensor {name} is missing or has another shape")
-    for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and not tensor.isfinite().all():
-            raise UserError(f"{origin} cannot be used: its tensor {name} contains NaN or infinity; use an older file")
 
 
 @offline()
@@ -260,7 +248,7 @@ def network_of(recorded: PtFile) -> Any:
     return network.eval()
 
 
-def ultralytics_description(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
+def ultralytics_description(file: Path, *, allow_pickle: bool) -> dict[str, Any]:
     """Return the settings in an Ultralytics `.pt` file, with the names of `NetworkSettings`."""
     content, network = open_ultralytics(file, allow_pickle=allow_pickle)
     arguments = getattr(network, "args", {})

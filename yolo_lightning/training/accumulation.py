@@ -38,7 +38,7 @@ class Accumulation:
         self.steps = 0
 
 
-def unscaled_gradients(graph: nn.Module, scaler: torch.amp.GradScaler | None = None) -> dict[str, Tensor]:
+def unscaled_gradients(graph: nn.Module, scaler: torch.amp.GradScaler | None) -> dict[str, Tensor]:
     """Return the gradients of `graph` by the name of the parameter, divided by the scale of `scaler`."""
     scale = _scale_of(scaler)
     gradients = {name: parameter.grad for name, parameter in graph.named_parameters() if parameter.grad is not None}
@@ -47,9 +47,7 @@ def unscaled_gradients(graph: nn.Module, scaler: torch.amp.GradScaler | None = N
     return {name: gradient / scale for name, gradient in gradients.items()}
 
 
-def restore_gradients(
-    graph: nn.Module, gradients: Mapping[str, Tensor], scaler: torch.amp.GradScaler | None = None
-) -> None:
+def restore_gradients(graph: nn.Module, gradients: Mapping[str, Tensor], scaler: torch.amp.GradScaler | None) -> None:
     """Set the unscaled gradients of trainable parameters; the inverse of `unscaled_gradients`."""
     scale = _scale_of(scaler)
     for name, parameter in graph.named_parameters():

@@ -34,12 +34,12 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def lingers(root: Path = Path("/")) -> bool | None:
+def lingers() -> bool | None:
     """Return whether systemd keeps the services of this user running after a logout; None without systemd."""
-    if not (root / "run/systemd/system").is_dir():
+    if not Path("/run/systemd/system").is_dir():
         return None
     try:
-        return (root / "var/lib/systemd/linger" / pwd.getpwuid(os.getuid()).pw_name).exists()
+        return (Path("/var/lib/systemd/linger") / pwd.getpwuid(os.getuid()).pw_name).exists()
     except KeyError:  # the user has no name, as in some containers
         return False
 

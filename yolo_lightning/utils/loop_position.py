@@ -37,16 +37,44 @@ class LoaderLoop:
         return combined._iterator.iterators
 
     def is_within_batch(self) -> bool:
-        return is_within_batch(self._trainer)
+        """Whether a batch has begun and has not been trained: a resumed fit trains it."""
+        batches = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        return bool(batches.ready > batches.processed)  # type: ignore[attr-defined]
 
     def announce_epoch(self) -> None:
-        """Complete what Lightning has omitted when it restored the loops; called before an epoch of the fit begins."""
+        """Complete what Lightning has omitted when it restored the loops; called before an epoch of the fit begins.
+
+        `steps_begun` then does not count the batch in which an exception has ended a fit: the resumed fit trains the
+        batch again. When it resumes, Lightning resets the counters of the batches in the epoch, but not those of all
+        batches. This can be removed when https://github.com/Lightning-AI/pytorch-lightning/issues/18060 is solved.
+        """
         load_skipped_states(self._trainer)
         begin_next_epoch(self._trainer)
-        discard_failed_batch(self._trainer)
+        batches = self._trainer.fit_loop.epoch_loop.batch_progress.total
+        batches.ready = batches.processed  # type: ignore[attr-defined]
+        batches.started = batches.processed  # type: ignore[attr-defined]
 
     def recount(self, batches: int) -> None:
-        recount(self._trainer, batches)
+        """Set the number of finished batches of the resumed epoch; `steps_begun` is unchanged.
+
+        With another batch size the rest of the epoch has another number of batches. Lightning ends an epoch by the
+        number of its batches and would otherwise end it too early or too late.
+        """
+        progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        shift = batches - progress.processed  # type: ignore[attr-defined]
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(progress, name, getattr(progress, name) + shift)
+
+
+def has_data(trainer: Trainer, stage: str) -> bool:
+    """Whether a method of the Trainer, such as `fit`, has loaders: its arguments, or hooks of a module."""
+    loops: dict[str, Any] = {
+        "fit": trainer.fit_loop,
+        "validate": trainer.validate_loop,
+        "test": trainer.test_loop,
+        "predict": trainer.predict_loop,
+    }
+    return bool(loops[stage]._data_source.is_defined())
 
 
 def load_skipped_states(trainer: Trainer) -> None:
@@ -71,17 +99,6 @@ def begin_next_epoch(trainer: Trainer) -> None:
         loop.epoch_progress.increment_completed()
         loop.reset_restart_stage()
         loop.epoch_loop.restarting = False
-
-
-def discard_failed_batch(trainer: Trainer) -> None:
-    """Let `steps_begun` not count the batch in which an exception has ended a fit: the resumed fit trains it again.
-
-    When it resumes, Lightning resets the counters of the batches in the epoch, but not those of all batches. Can be
-    removed when https://github.com/Lightning-AI/pytorch-lightning/issues/18060 is solved.
-    """
-    batches = trainer.fit_loop.epoch_loop.batch_progress.total
-    batches.ready = batches.processed  # type: ignore[attr-defined]
-    batches.started = batches.processed  # type: ignore[attr-defined]
 
 
 def steps_begun(trainer: Trainer) -> int:
@@ -140,12 +157,6 @@ def is_within_epoch(trainer: Trainer) -> bool:
     """Whether an epoch has begun and its end, with the hooks `on_train_epoch_end`, has not."""
     epochs = trainer.fit_loop.epoch_progress.current
     return bool(epochs.ready > epochs.processed)  # type: ignore[attr-defined]
-
-
-def is_within_batch(trainer: Trainer) -> bool:
-    """Whether a batch has begun and has not been trained: a resumed fit trains it."""
-    batches = trainer.fit_loop.epoch_loop.batch_progress.current
-    return bool(batches.ready > batches.processed)  # type: ignore[attr-defined]
 
 
 def has_pending_epoch_end(trainer: Trainer) -> bool:
@@ -287,15 +298,3 @@ def end_epoch_after(trainer: Trainer, batches: int) -> None:
     fetcher = trainer.fit_loop._data_fetcher
     assert fetcher is not None
     fetcher.length = min(batches, int(trainer.num_training_batches))
-
-
-def recount(trainer: Trainer, batches: int) -> None:
-    """Set the number of finished batches of the resumed epoch; `steps_begun` is unchanged.
-
-    With another batch size the rest of the epoch has another number of batches. Lightning ends an epoch by the number
-    of its batches and would otherwise end it too early or too late.
-    """
-    progress = trainer.fit_loop.epoch_loop.batch_progress.current
-    shift = batches - progress.processed  # type: ignore[attr-defined]
-    for name in ("ready", "started", "processed", "completed"):
-        setattr(progress, name, getattr(progress, name) + shift)

@@ -63,9 +63,10 @@ def export(
     target = _target(output, file, checkpoint, format)
     if format == "onnx":
         _require_packages()
+    from yolo_lightning.checkpoints.torch_archive import check_tensors
     from yolo_lightning.commands.export.onnx_file import InferenceNetwork, write_onnx_file  # imports torch
     from yolo_lightning.commands.export.pt_file import plain_network, write_ultralytics_file
-    from yolo_lightning.model.graph import check_one_to_one, check_tensors
+    from yolo_lightning.model.graph import check_one_to_one
     from yolo_lightning.model.layers import graph_stride
     from yolo_lightning.model.network_settings import read_settings
 
