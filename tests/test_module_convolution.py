@@ -1,6 +1,7 @@
 """Convolutions of the module: the result of `auto`, stored settings, and the copy for evaluation."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,6 +150,7 @@ def test_other_processes_take_what_the_first_found(choice: list[Any], monkeypatc
         precision = "64-true"
         datamodule = None
         callbacks: tuple[Callback, ...] = ()
+        fit_loop = SimpleNamespace(_data_source=SimpleNamespace(is_defined=lambda: True))
 
     module = YOLOModule()
     monkeypatch.setattr(YOLOModule, "trainer", SecondProcess())

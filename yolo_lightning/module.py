@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
@@ -246,10 +247,11 @@ class YOLOModule(LightningModule):
                 "step. Compare short runs with different values of model.recipe.lr0 instead."
             )
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        if not has_data(self.trainer, stage):
+        method = TrainerFn(stage).value
+        if not has_data(self.trainer, method):
             raise UserError(
-                f"trainer.{stage} needs data: pass a data module, as trainer.{stage}(model, DetectionDataModule(...)), "
-                "or a DataLoader that yields yolo_lightning.data.batch.Batch"
+                f"trainer.{method} needs data: pass a data module, as trainer.{method}(model, DetectionDataModule(...))"
+                ", or a DataLoader that yields yolo_lightning.data.batch.Batch"
             )
         self._check_classes(getattr(data, "class_names", None))
         if not hasattr(data, "training_facts"):

@@ -66,15 +66,10 @@ class LoaderLoop:
             setattr(progress, name, getattr(progress, name) + shift)
 
 
-def has_data(trainer: Trainer, stage: str) -> bool:
+def has_data(trainer: Trainer, method: str) -> bool:
     """Whether a method of the Trainer, such as `fit`, has loaders: its arguments, or hooks of a module."""
-    loops: dict[str, Any] = {
-        "fit": trainer.fit_loop,
-        "validate": trainer.validate_loop,
-        "test": trainer.test_loop,
-        "predict": trainer.predict_loop,
-    }
-    return bool(loops[stage]._data_source.is_defined())
+    loop = getattr(trainer, f"{method}_loop")
+    return bool(loop._data_source.is_defined())
 
 
 def load_skipped_states(trainer: Trainer) -> None:
