@@ -3,8 +3,8 @@
 Hooks and the callbacks that act in them::
 
     all                        HeartbeatFile (first), StatusFile; StopOnSignal ends a fit between two steps
-    setup                      StallMonitor starts; EMA copies the network; CheckpointMirror starts; the first of
-                               StatusFile, FinishBy and the progress bars adds a FitTimer, which all of them read
+    setup                      StallMonitor starts; EMA copies the network; CheckpointMirror starts; the first
+                               TimedCallback, such as StatusFile, adds a FitTimer, which all of them read
     on_fit_start               EnvironmentFile
     on_train_start             MetricsFile drops rows behind the resumed step; RandomState restores
       on_train_batch_start     FinalValidation

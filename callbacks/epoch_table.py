@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from yolo_lightning.callbacks.fit_timer import TimedCallback
 from yolo_lightning.callbacks.status_file import MAP, MAP_50
+from yolo_lightning.evaluation.score_table import MISSING, score_text
 from yolo_lightning.utils.activity import Activity, during, number_from_device
 from yolo_lightning.utils.loop_position import is_validation_of_fit
 
@@ -23,7 +25,6 @@ TRAIN_LOSSES = frozenset(f"train/{name}" for names in LOSSES for name in names)
 HEADINGS = ("box", "cls", "dfl", "box", "cls", "dfl", "mAP50", "mAP50-95", "lr", "img/s", "time")
 WIDTHS = (5, 5, 5, 5, 5, 5, 6, 8, 6, 5, 7)
 GAP = " "
-MISSING = "-"
 
 
 def row(epoch: int, epochs: int | None, values: Sequence[str]) -> str:
@@ -65,11 +66,6 @@ def loss_text(value: float) -> str:
     return f"{value:.3f}"
 
 
-def score_text(score: float | None) -> str:
-    """Return a score; none if it is not defined: without annotated objects, it is -1 or NaN."""
-    return f"{score:.4f}" if score is not None and score >= 0 else MISSING
-
-
 def rate_text(per_s: float) -> str:
     return f"{per_s:.1f}" if per_s < 999.95 else f"{per_s:.0f}"
 
@@ -83,7 +79,7 @@ def duration_text(seconds: float) -> str:
     return f"{minutes}:{rest_s:02d}"
 
 
-class EpochTable(Callback):
+class EpochTable(TimedCallback):
     """Logs one line per epoch: mean losses, scores, learning rate, images per second and time, on the first rank.
 
     Training losses are means over the batches of the epoch with a finite loss in the first rank, the learning rate is
@@ -92,14 +88,12 @@ class EpochTable(Callback):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._rows = 0
         self._images = 0
         self._began_s = 0.0
         self._training_s = 0.0
         """Seconds of the epoch up to the last batch, without validations."""
-        self._resting_s = 0.0
-        """Seconds of the validations of the epoch."""
-        self._validation_began_s = 0.0
         self._scores: Mapping[str, Any] = {}
         self._losses: dict[str, Tensor] = {}
         """Sum of the finite losses of the epoch and their number, by logged name."""
@@ -119,14 +113,10 @@ class EpochTable(Callback):
             loss = trainer.callback_metrics[name].double()
             finite = torch.stack([loss, torch.ones_like(loss)]).where(loss.isfinite(), 0.0)
             self._losses[name] = finite + self._losses.get(name, 0.0)
-        self._training_s = time.monotonic() - self._began_s - self._resting_s
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validation_began_s = time.monotonic()
+        self._training_s += self.timer.step_with_wait_s
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if is_validation_of_fit(trainer):
-            self._resting_s += time.monotonic() - self._validation_began_s
             self._scores = {name: number_from_device(value) for name, value in trainer.callback_metrics.items()}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -157,6 +147,5 @@ class EpochTable(Callback):
         self._began_s = time.monotonic()
         self._images = 0
         self._training_s = 0.0
-        self._resting_s = 0.0
         self._scores = {}
         self._losses = {}

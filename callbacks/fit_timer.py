@@ -151,18 +151,13 @@ def shared_timer(trainer: Trainer, user: Callback) -> FitTimer:
 
     Call it in the hook `setup`. Lightning then still iterates over the former list of callbacks.
     """
-    timer = find_timer(trainer)
-    if timer is not None:
+    for timer in callbacks_of(trainer, FitTimer):
         return timer
     timer = FitTimer()
     callbacks = callbacks_of(trainer, Callback)
     position = callbacks.index(user)
     trainer.callbacks = [*callbacks[:position], timer, *callbacks[position:]]  # type: ignore[attr-defined]
     return timer
-
-
-def find_timer(trainer: Trainer) -> FitTimer | None:
-    return next(iter(callbacks_of(trainer, FitTimer)), None)
 
 
 class TimedCallback(Callback):

@@ -36,7 +36,7 @@ from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
 from yolo_lightning.model.variants import HEADS
 from yolo_lightning.utils.accelerator import chosen_device
-from yolo_lightning.utils.choices import as_settings, check_range, checked_arguments
+from yolo_lightning.utils.choices import check_range, checked_arguments
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.rank_zero import hide_harmless_lines
 
@@ -149,7 +149,7 @@ class Detector:
             class_agnostic=class_agnostic,
             one_to_one=one_to_one,
             tta=tta,
-            pixel_range=None if pixel_range is None else as_settings(PixelRange, pixel_range),
+            pixel_range=pixel_range,
         )
         # One class per box: an object of two similar classes must not be drawn twice at the same place.
         self.settings = replace(settings, detections=replace(settings.detections, multi_label=False))

@@ -91,7 +91,7 @@ from yolo_lightning.training.recipe import AUTO_VALUES, Recipe, settled, with_nu
 from yolo_lightning.training.schedule import OptimizerSettings, scaled_weight_decay, settings_at
 from yolo_lightning.training.self_check import SelfCheck
 from yolo_lightning.utils.activity import Activity, during, enter
-from yolo_lightning.utils.choices import AUTO, as_settings, check_types, checked_arguments
+from yolo_lightning.utils.choices import AUTO, check_types, checked_arguments
 from yolo_lightning.utils.distributed import check_agreement, sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import has_data, schedule_step, steps_begun
@@ -168,11 +168,10 @@ class YOLOModule(LightningModule):
         is_list = isinstance(class_names, Sequence) and not isinstance(class_names, str)
         if not is_list or not all(isinstance(name, str) and name.strip() for name in class_names):
             raise UserError(f"model.class_names must be a list of names, as ['person', 'car'], got {class_names!r}")
-        self.recipe = as_settings(Recipe, recipe)
-        self.loss_settings = as_settings(LossSettings, loss)
-        self.convolution = as_settings(ConvolutionSettings, convolution)
-        self.detections = as_settings(DetectionSettings, detections)
-        guard = as_settings(GuardSettings, guard)
+        self.recipe = recipe
+        self.loss_settings = loss
+        self.convolution = convolution
+        self.detections = detections
         if single_class and self.loss_settings.class_weight_power:
             raise UserError(
                 "model.loss.class_weight_power must be 0 with model.single_class, got "

@@ -50,7 +50,7 @@ from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import PasteCandidates
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.accelerator import uses_pinned_memory
-from yolo_lightning.utils.choices import AUTO, as_settings, check_choices, checked_arguments, plain
+from yolo_lightning.utils.choices import AUTO, check_choices, checked_arguments
 from yolo_lightning.utils.distributed import check_agreement
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import LoaderLoop, steps_begun
@@ -118,19 +118,19 @@ class DetectionDataModule(LightningDataModule):
         self._has_auto_batch_size = batch_size == AUTO
         if batch_size == AUTO:
             batch_size = USUAL_BATCH  # of evaluations; `_set_up_training` replaces it
-        self.batch_size: int = plain(batch_size)
-        self.seed = plain(seed)
-        self.storage = as_settings(StorageSettings, storage)
-        self.limits = as_settings(Limits, limits)
-        self.input = as_settings(InputSettings, input)
-        self.sampling = as_settings(Sampling, sampling)
-        self.loader = as_settings(LoaderSettings, loader)
-        self.augmentation = as_settings(Augmentation, augmentation)
+        self.batch_size: int = batch_size
+        self.seed = seed
+        self.storage = storage
+        self.limits = limits
+        self.input = input
+        self.sampling = sampling
+        self.loader = loader
+        self.augmentation = augmentation
         settings = DatasetSettings(
             root=user_path(root) if root else None,
             format=format,
-            files=as_settings(Files, files),
-            split=as_settings(Shares, split),
+            files=files,
+            split=split,
             storage=self.storage,
             limits=self.limits,
             input=self.input,

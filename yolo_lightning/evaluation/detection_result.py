@@ -18,7 +18,7 @@ from yolo_lightning.data.input_images import InputImage
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.coco_results import Detection, coco_detections
 from yolo_lightning.evaluation.drawing import detection_texts, with_boxes
-from yolo_lightning.utils.choices import checked_arguments, plain
+from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.files import write_bytes
 from yolo_lightning.utils.paths import user_path
 
@@ -179,4 +179,4 @@ class DetectionResult:
         """
         ids = self.category_ids or range(1, len(self.class_names) + 1)
         categories = [ids[label] for label in self.labels.tolist()]
-        return coco_detections(plain(image_id), self.boxes.tolist(), self.scores.tolist(), categories)
+        return coco_detections(image_id, self.boxes.tolist(), self.scores.tolist(), categories)

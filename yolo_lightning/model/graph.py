@@ -91,8 +91,8 @@ def build_graph(
     if input_channels == INPUT_CHANNELS and not image_layers(graph):
         raise UserError(f"model.variant {variant} must begin with a convolution of the image, got another layer")
     graph.names = dict(enumerate(class_names))
-    if class_width is not None and class_width != head_class_width(graph):
-        graph.load(plain_graph(description, class_width, input_channels), verbose=False)
+    if class_width is not None:
+        _set_class_width(graph, class_width, description, input_channels)
     if weights is not None:
         _load_weights(graph, weights, allow_pickle=allow_pickle)
     module: nn.Module = graph
@@ -103,6 +103,12 @@ def build_graph(
 def plain_graph(description: dict[str, Any], classes: int, input_channels: int = INPUT_CHANNELS) -> Any:
     """Return the graph of a description with random weights, as Ultralytics builds it."""
     return DetectionModel(deepcopy(description) | {"nc": classes}, ch=input_channels, verbose=False)
+
+
+def _set_class_width(graph: Any, width: int, description: dict[str, Any], input_channels: int) -> None:
+    """Give the hidden layers of the class head `width` channels, which Ultralytics derives from the classes."""
+    if width != head_class_width(graph):
+        graph.load(plain_graph(description, width, input_channels), verbose=False)
 
 
 def stored_architecture(variant: str) -> dict[str, Any] | None:
@@ -237,11 +243,10 @@ def network_of(recorded: PtFile) -> Any:
         fits = name in tensors and name in expected and tensors[name].shape == expected[name]
         if not fits and not may_differ:
             raise UserError(f"tensor {name!r} does not fit the network's description")
-    network = DetectionModel(deepcopy(description), ch=channels, nc=description["nc"], verbose=False)
-    width = tensors.get(f"model.{len(layers) - 1}.cv3.0.2.weight")
-    if width is not None and width.shape[1] != head_class_width(network):
-        wider = DetectionModel(deepcopy(description), ch=channels, nc=width.shape[1], verbose=False)
-        network.load(wider, verbose=False)
+    network = plain_graph(description, description["nc"], channels)
+    class_weight = tensors.get(f"model.{len(layers) - 1}.cv3.0.2.weight")
+    if class_weight is not None:
+        _set_class_width(network, class_weight.shape[1], description, channels)
     network.load_state_dict(tensors)
     network.names = recorded.names
     network.args = recorded.arguments

@@ -20,10 +20,8 @@ def training_size(longer: int, spread: float, seed: int, step: int, stride: int 
     """Return the longer side of the input of one training step, pixels, drawn as Ultralytics does.
 
     It depends on (seed, step) alone. `longer` is the longer side of the images. `spread` is the largest relative
-    difference from it before rounding outwards to a multiple of the stride, >= 0 and < 1; 0 returns `longer`.
+    difference from it before rounding outwards to a multiple of the stride, > 0 and < 1.
     """
-    if not spread:
-        return longer
     smallest = max(stride, int(longer * (1 - spread)))
     generator = np.random.default_rng((SIZE_STREAM, seed, step))
     return int(generator.integers(smallest, int(longer * (1 + spread) + stride))) // stride * stride

@@ -93,7 +93,7 @@ def with_numbers(
     """
     numbers: dict[str, Any] = {
         "nominal_batch": automatic_nominal_batch(epoch_images * epochs, batch_size),
-        "warmup_epochs": automatic_warmup_epochs(epochs),
+        "warmup_epochs": min(settled(Recipe.warmup_epochs), epochs / 10),
         **saved,
     }
     return replace(recipe, **{name: numbers[name] for name in AUTO_VALUES if getattr(recipe, name) == AUTO})
@@ -109,8 +109,3 @@ def automatic_nominal_batch(images: int, batch_size: int) -> int:
     while nominal_batch // 2 >= batch_size and images < FEWEST_OPTIMIZER_STEPS * nominal_batch:
         nominal_batch //= 2
     return nominal_batch
-
-
-def automatic_warmup_epochs(epochs: int) -> float:
-    """Return three epochs, but at most a tenth of the training."""
-    return min(settled(Recipe.warmup_epochs), epochs / 10)

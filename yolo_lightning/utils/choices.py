@@ -5,7 +5,7 @@ import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import partial, wraps
+from functools import wraps
 from inspect import Parameter, signature
 from numbers import Integral, Real
 from os import PathLike
@@ -74,15 +74,6 @@ def settings_group(key: str, **limits: str) -> Callable[[type[Settings]], type[S
     """Return a decorator for a frozen dataclass of the options `key.*`; see `checked_arguments`."""
 
     def decorated(group: Any) -> Any:
-        check_values = getattr(group, "__post_init__", lambda _: None)
-
-        def check(self: Any) -> None:
-            for name, hint in get_type_hints(group).items():
-                convert = partial(as_settings, hint) if is_dataclass(hint) else plain  # type: ignore[arg-type]
-                object.__setattr__(self, name, convert(getattr(self, name)))
-            check_values(self)
-
-        group.__post_init__ = check
         settings = dataclass(frozen=True)(group)
         settings.__init__ = checked_arguments(key, **limits)(settings.__init__)
         return settings
@@ -96,6 +87,7 @@ def checked_arguments(
     """Return a decorator that checks names and types of arguments, and the limits of numbers, such as `>= 0, < 1`.
 
     The limits do not concern `auto` and null. `key` or else the function's name is the prefix of the names in messages.
+    The function receives groups of settings in place of dictionaries, and numbers of Python in place of NumPy's.
     """
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
@@ -113,16 +105,22 @@ def checked_arguments(
                 meant = did_you_mean(_nearest_argument(name, function))
                 raise TypeError(f"{owner} has no argument {name!r}{meant} The arguments are {', '.join(names)}.")
             try:
-                values = form.bind(*arguments, **options).arguments
+                bound = form.bind(*arguments, **options)
             except TypeError:  # the function itself reports a missing argument
                 return function(*arguments, **options)
+            values = bound.arguments
             check_types(prefix, function, {name: values[name] for name in values.keys() - set(unchecked)})
             for name, limit in limits.items():
                 if values.get(name) not in (None, AUTO):
                     accepted = _alternatives(form.parameters[name].annotation)
                     others = {"or_null": NoneType in accepted, "or_auto": Literal["auto"] in accepted}
                     check_range(f"{prefix}.{name}", values[name], *limit.split(", "), **others)
-            return function(*arguments, **options)
+            hints = get_type_hints(function)
+            for name, value in values.items():
+                values[name] = plain(value)
+                for group in filter(is_dataclass, _alternatives(hints.get(name))):
+                    values[name] = as_settings(group, value)
+            return function(*bound.args, **bound.kwargs)
 
         call.__signature__ = form  # type: ignore[attr-defined]  # Lightning uses inspect.getfullargspec
         return call

@@ -41,7 +41,7 @@ class _LineDumper(yaml.SafeDumper):
 _LineDumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(TEXT_TAG, text, style='"'))
 
 
-def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES, text_keys: Collection[str] = ()) -> Any:
+def read_yaml(path: Path, text_keys: Collection[str] = ()) -> Any:
     """Return the content of a YAML file of plain values.
 
     The values of `text_keys`, or their entries if they are lists or mappings, are texts as written: `007`, `1.50`,
@@ -52,7 +52,7 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES, text_keys: Collection
         UserError: If it is not YAML, or has too many aliases or levels; the message is one line without the file name.
     """
     try:
-        content = read_regular(path, most_bytes).decode("utf-8-sig")
+        content = read_regular(path, LARGEST_BYTES).decode("utf-8-sig")
         aliases = 0
         opened = []
         for event in yaml.parse(content, Loader=PlainLoader):
