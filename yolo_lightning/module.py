@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from yolo_lightning.callbacks.finish_by import deadline_schedule
 from yolo_lightning.callbacks.mean_ap import MeanAP
-from yolo_lightning.checkpoints.checkpoint_file import require_whole
+from yolo_lightning.checkpoints.checkpoint_file import INPUT, require_whole
 from yolo_lightning.checkpoints.remote_folder import local_checkpoint
 from yolo_lightning.checkpoints.torch_archive import (
     check_module,
@@ -69,7 +69,6 @@ from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, r
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
 from yolo_lightning.training.guard_settings import GuardSettings
 from yolo_lightning.training.guarded_step import GuardedStep, Losses, PartLoss
-from yolo_lightning.training.module_state import ModuleState
 from yolo_lightning.training.nonfinite import NonFiniteGuard, roll_back
 from yolo_lightning.training.normalization_statistics import (
     StatisticsError,
@@ -600,44 +599,44 @@ class YOLOModule(LightningModule):
         """Keep the gradients, which are carried across the end of an epoch; Lightning would set them to None."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        state = ModuleState(
-            steps=self._steps,
-            optimizer=type(self.trainer.optimizers[0]).__name__ if self.trainer.optimizers else None,
-            accumulation=self._accumulation.state_dict(self.graph, self.trainer.scaler),
-            nonfinite=self._guard.state_dict(),
-            splitting=self.guarded_step.state_dict(),
-            recipe={name: getattr(self.recipe, name) for name in AUTO_VALUES if getattr(self.recipe, name) != AUTO},
-            input=self._input_record,
-        )
-        checkpoint.update(state.keys())
+        optimizers = self.trainer.optimizers
+        checkpoint |= {
+            "steps": self._steps,
+            "optimizer": type(optimizers[0]).__name__ if optimizers else None,
+            "accumulation": self._accumulation.state_dict(self.graph, self.trainer.scaler),
+            "nonfinite": self._guard.state_dict(),
+            "splitting": self.guarded_step.state_dict(),
+            "recipe": {name: getattr(self.recipe, name) for name in AUTO_VALUES if getattr(self.recipe, name) != AUTO},
+            INPUT: self._input_record,
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise a UserError if another network was saved; keep the summed gradients until training starts."""
         check_parts(checkpoint, "the checkpoint")
         check_module(checkpoint, "the checkpoint")
         saved = checkpoint.get("hyper_parameters", {})
-        state = ModuleState.of(checkpoint)
-        is_same_file = "architecture" in saved and is_same_architecture(saved["architecture"], self.hparams)
-        for name in ("variant", "class_names"):
-            if name == "variant" and is_same_file:
-                continue
+        compared = ["class_names"]
+        if "architecture" not in saved or not is_same_architecture(saved["architecture"], self.hparams):
+            compared.insert(0, "variant")
+        for name in compared:
             if name in saved and saved[name] != self.hparams[name]:
                 raise UserError(f"model.{name} must be {saved[name]}, as in the checkpoint, got {self.hparams[name]}")
         saved_channels = saved.get("input_channels", INPUT_CHANNELS)
         if saved_channels != self.hparams["input_channels"]:
-            has_background = str(bool(state.input.get("background"))).lower()
+            has_background = str(bool(checkpoint.get(INPUT, {}).get("background"))).lower()
             raise UserError(
                 f"data.input.background must be {has_background}, as in the checkpoint, whose network has "
                 f"{saved_channels} input channels, got a network with {self.hparams['input_channels']}"
             )
         check_tensors(checkpoint.get("state_dict", self.state_dict()), "the checkpoint", self.state_dict())
-        self._steps = state.steps
-        self._saved_optimizer = state.optimizer
-        self._saved_recipe = state.recipe
-        self._input_record = state.input
-        self._accumulation.load_state_dict(state.accumulation)
-        self._guard.load_state_dict(state.nonfinite)
-        self.guarded_step.load_state_dict(state.splitting)
+        # A checkpoint without a training, such as an average, has none of these.
+        self._steps = checkpoint.get("steps", 0)
+        self._saved_optimizer = checkpoint.get("optimizer")
+        self._saved_recipe = checkpoint.get("recipe", {})
+        self._input_record = checkpoint.get(INPUT, {})
+        self._accumulation.load_state_dict(checkpoint.get("accumulation", {}))
+        self._guard.load_state_dict(checkpoint.get("nonfinite", {}))
+        self.guarded_step.load_state_dict(checkpoint.get("splitting", {}))
 
     def _begin_step(self, batch: Batch, batch_idx: int) -> OptimizerSettings:
         """Set the state that depends on the position in training, and return the settings of the optimizer."""
