@@ -112,14 +112,13 @@ class ProgressLines(ShowsFinishTime):
     def __init__(self, interval_s: float = 60.0) -> None:
         super().__init__()
         self.interval_s = interval_s
-        self._printed_s: float | None = None
+        self._printed_s = -math.inf
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now_s = time.monotonic()
-        is_due = self._printed_s is None or now_s - self._printed_s >= self.interval_s
-        if not is_due and not trainer.is_last_batch:
+        if now_s - self._printed_s < self.interval_s and not trainer.is_last_batch:
             return
         self._printed_s = now_s
         loss = number_from_device(trainer.callback_metrics.get(LOSS, float("nan")))

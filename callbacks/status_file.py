@@ -118,14 +118,10 @@ class StatusFile(TimedCallback):
             self._best_map_50 = map_50
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._write(trainer)
-        self._close()
+        self.on_train_end(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer)
-        self._close()
-
-    def _close(self) -> None:
         if self._machine is not None:
             self._machine.close()
             self._machine = None

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
 from yolo_lightning.training.guard_settings import GuardSettings
@@ -153,14 +154,5 @@ def _is_good(checkpoint: dict[str, Any]) -> bool:
         return False
     if not checkpoint.get("optimizer_states"):
         return False
-    return all(_all_finite(checkpoint.get(name)) for name in ("state_dict", "current_model_state", "optimizer_states"))
-
-
-def _all_finite(tree: Any) -> bool:
-    if isinstance(tree, Tensor):
-        return bool(tree.isfinite().all())
-    if isinstance(tree, dict):
-        return all(map(_all_finite, tree.values()))
-    if isinstance(tree, list):
-        return all(map(_all_finite, tree))
-    return True
+    parts = [checkpoint.get(name) for name in ("state_dict", "current_model_state", "optimizer_states")]
+    return all(bool(leaf.isfinite().all()) for leaf in tree_leaves(parts) if isinstance(leaf, Tensor))
