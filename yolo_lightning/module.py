@@ -258,7 +258,7 @@ class YOLOModule(LightningModule):
         elif stage == "fit":
             image_size = TrainingFacts.from_trainer(self.trainer).image_size
             if image_size is not None:
-                image_size.check("data.image_size", stride=graph_stride(self.graph))
+                image_size.check("data.image_size", stride=self.stride)
         if hasattr(data, "describe_crowded_frames"):
             for line in data.describe_crowded_frames(stage, self.detections.max_detections):
                 rank_zero_warn(line)
@@ -680,7 +680,7 @@ class YOLOModule(LightningModule):
     def _training_output(self, images: Tensor) -> Any:
         """Return the output of the network in training for images `(B, C, H, W)`."""
         inputs = self._training_input(images)
-        if has_single_values(inputs, graph_stride(self.graph)):
+        if has_single_values(inputs, self.stride):
             rank_zero_warn(SINGLE_VALUES)
             with running_statistics(self.graph):
                 return self.graph(inputs)
@@ -692,7 +692,7 @@ class YOLOModule(LightningModule):
         images = self._network_input(images)
         if not self.recipe.multi_scale:
             return images
-        stride = graph_stride(self.graph)
+        stride = self.stride
         longer_side = max(images.shape[-2:])
         size = training_size(longer_side, self.recipe.multi_scale, self._facts.seed, self._steps - 1, stride)
         return resized(images, size, stride)
@@ -737,7 +737,7 @@ class YOLOModule(LightningModule):
         older: list[Batch] = []
         if missing and isinstance(loader, ResumableLoader):
             older = loader.before_start(missing)
-        stride = graph_stride(self.graph)
+        stride = self.stride
         newest = [*(batch.images.to(self.device) for batch in older), *self._newest_images]
         images = [batch for batch in newest if not has_single_values(batch, stride)]
         try:
@@ -751,7 +751,7 @@ class YOLOModule(LightningModule):
 
     def _network_input(self, images: Tensor) -> Tensor:
         check_images(images, self.hparams["input_channels"])
-        ImageSize(*images.shape[-2:]).check("data.image_size", stride=graph_stride(self.graph))
+        ImageSize(*images.shape[-2:]).check("data.image_size", stride=self.stride)
         return network_input(images, next(self.graph.parameters()).dtype)
 
     def _infer(self, images: Tensor) -> Any:

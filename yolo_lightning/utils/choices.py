@@ -118,7 +118,8 @@ def checked_arguments(
             hints = get_type_hints(function)
             for name, value in values.items():
                 values[name] = plain(value)
-                for group in filter(is_dataclass, _alternatives(hints.get(name))):
+                groups: list[Any] = [hint for hint in _alternatives(hints.get(name)) if is_dataclass(hint)]
+                for group in groups:
                     values[name] = as_settings(group, value)
             return function(*bound.args, **bound.kwargs)
 
