@@ -182,6 +182,7 @@ class TestCheckpointAndFlags:
     ) -> None:
         trained("validate", "--trainer.limit_val_batches", "1", "--model.weights", "gone.pt")
         assert "best.ckpt" in caplog.text
+        assert "model.weights gone.pt is not used: there is a run" in caplog.text
         assert yaml.safe_load((RUN / "config.validate.yaml").read_text())["model"]["weights"] is None
 
     def test_changed_training_data_is_refused(
@@ -274,7 +275,7 @@ class TestBadInput:
     def test_weights_that_are_no_checkpoint(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         Path("weights.pt").write_bytes(b"no pickle")
         error = fails(run, capsys, "fit", *ONE_STEP, "--model.weights", "weights.pt")
-        assert "model.weights must be a file of weights" in error
+        assert "model.weights must be a .pt or .ckpt file of weights" in error
 
     @pytest.mark.whole_run
     def test_torn_frames_are_named_and_end_the_run_past_the_limit(

@@ -117,6 +117,9 @@ ANSWERS = [
     (["fit", "--data.split.valid_share", "20%"], 2, "got '20%'. Did you mean 0.2?"),
     (["fit", "--data.image_size", "640x480"], 2, "got '640x480'. Did you mean '[480, 640]'?"),
     (["prepare", "conver", "a", "b"], 2, "prepare has no section conver. Did you mean prepare convert?"),
+    (["fit", "\u2013\u2013epochs", "3"], 2, "begins with typographic dashes; type two hyphens: --epochs"),
+    (["fit", "--data.format", "\u201ca.yaml\u201d"], 2, "data.format begins with a typographic quote, got"),
+    (["recalibrate", "run", "x.yaml"], 2, "'x.yaml' follows no option;"),
     ([], 2, "usage: "),
 ]
 
@@ -229,6 +232,7 @@ def test_paths_that_a_shell_or_the_user_confused(
         ("--data.format=a set of mine/data.yaml", "a path with spaces needs quotes: 'a set of mine/data.yaml'"),
         ("--config best.ckpt", "must be a YAML file, got weights or a checkpoint. Did you mean --ckpt_path best.ckpt?"),
         ("--data.format=$SETS/data.yaml", "does not exist (a shell replaces $NAME, but not in single quotes)."),
+        ("--data.format=a\xa0set\xa0of\xa0mine/data.yaml", "Did you mean a set of mine/data.yaml?"),
         ("--data.format=.", "data.format data.yaml does not exist. Did you mean a set of mine/data.yaml?"),
     ):
         assert part in answered(capsys, "fit", *line.split(" "))[1], line

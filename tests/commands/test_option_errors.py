@@ -148,7 +148,8 @@ def test_wrong_callback_is_named_with_the_known_ones(message: str, start: str) -
         ("trainer.callbacks", "[EMA, {class_path: Nope}]", "there is no callback Nope. The callbacks are Best"),
         ("trainer.callbacks", "EMA(decay=1)", "trainer.callbacks must be a list, such as"),
         ("trainer.callbacks", "true", "trainer.callbacks must be a list, such as"),
-        ("trainer.callbacks", "[EMA, EarlyStopping, my.module.Callback]", None),
+        ("trainer.callbacks", "[EMA, EarlyStopping, os.path.Callback]", None),
+        ("trainer.callbacks", "no_such_module.Mine", "there is no module no_such_module of no_such_module.Mine; its"),
         ("trainer.logger", "true", None),
     ],
 )

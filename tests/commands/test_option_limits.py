@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoints.test_resume_choice import RESUMABLE
 from tests.helpers.layouts import draw, write_one_image, write_text
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.commands.option_limits import check_launch
 from yolo_lightning.commands.resolve import resolve
+from yolo_lightning.errors import UserError
 from yolo_lightning.options.option_table import find_command
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
@@ -82,6 +85,7 @@ WRONG = [
         "Set data.files.train and data.files.valid to JSON files of COCO, relative",
     ),
     ("fit --data.format nope.yaml", "data.format nope.yaml does not exist."),
+    ("fit --data.format C:\\sets\\a.yaml", "is a drive of Windows"),
     ("fit --data.root . --data.input.channels 3", "data.input.channels must be 1 or null with data.format ltdv2"),
     (
         "fit --data.format coco --data.root . --data.files.train wrong.yaml --data.files.valid x",
@@ -97,6 +101,18 @@ WRONG = [
     ("fit --data.format coco --data.root coco", "data.root, which contains train/_annotations.coco.json, valid/_annot"),
     ("fit --data.format labels/data.yaml", "line 1: class must be 0, as there is one class in the data.yaml, got 9"),
     ("validate --data.format labels/data.yaml --model.weights w.pt", "got 9"),
+    (
+        "fit --data.format one --data.batch_size 2",
+        "at most the 1 frames of an epoch of data.yaml train, got 2: set data.batch_size to auto or at most 1",
+    ),
+    (
+        "fit --data.format one --data.batch_size 1 --trainer.devices 2",
+        "got 1 x 2 processes: set trainer.devices to at most 1",
+    ),
+    ("fit --data.format one --data.batch_size 1 --trainer.val_check_interval 2", "val_check_interval must be <= 1"),
+    ("fit --data.format one --data.input.pixel_range.mode frame", "1 of 1 sampled frames are not 16-bit images, such"),
+    ("fit --data.format pointer", "none of 1 sampled frames can be read: a.png: not an image that can be decoded (43"),
+    ("validate --data.format pointer --model.weights w.pt", "it is a pointer of Git LFS; run git lfs pull"),
     ("fit --trainer.callbacks EarlyStopping", "trainer.callbacks: EarlyStopping requires monitor"),
     ("fit --trainer.callbacks [{class_path:\\ EarlyStopping,\\ init_args:\\ {patience:\\ 3}}]", "requires monitor"),
 ]
@@ -109,6 +125,9 @@ def test_wrong_values_and_missing_files_are_refused(
     Path("wrong.yaml").write_text("model: {recipe: {lr0: -1}}\n")
     Path("w.pt").write_text("PK")
     write_one_image(Path("labels"), "9 .5 .5 .2 .2\n")
+    write_one_image(Path("one"), "0 .5 .5 .2 .2\n")
+    write_one_image(Path("pointer"), "0 .5 .5 .2 .2\n")
+    Path("pointer/a.png").write_text("version https://git-lfs.github.com/spec/v1\n")
     draw(Path("pictures"), {"a.png": ((32, 32), ())})
     write_text(Path("moved/data.yaml"), "path: /content/x\ntrain: .\nval: .\nnames: [car]\n")
     for split in ("train", "valid"):
@@ -121,10 +140,18 @@ def test_wrong_values_and_missing_files_are_refused(
 
 def test_missing_weights_are_refused_before_the_first_start_only(tmp_path: Path) -> None:
     write_one_image(Path("labels"), "0 .5 .5 .2 .2\n")
-    words = ["fit", "--data.format", "labels/data.yaml", "--model.weights", "nope.pt"]
+    words = ["fit", "--data.format", "labels/data.yaml", "--data.batch_size", "1", "--model.weights", "nope.pt"]
     with pytest.raises(ValueError, match=r"model\.weights must be an existing file"):
         resolve(words)
     assert resolve([*words, "--resume"]).given["resume"] is True
+
+
+def test_classes_of_the_data_and_of_the_checkpoint_are_compared() -> None:
+    write_one_image(Path("one"), "0 .5 .5 .2 .2\n")
+    checkpoint = Path("run/checkpoints/best.ckpt")
+    write_checkpoint({**RESUMABLE, "hyper_parameters": {"class_names": ["dog"]}}, checkpoint)
+    with pytest.raises(UserError, match=rf"must be \['dog'\], as in the checkpoint {checkpoint}, got \['car'\]"):
+        resolve(["validate", "run", "--data.format", "one"])
 
 
 @pytest.mark.parametrize("variable", [MARKER_VARIABLE, LAUNCH_VARIABLE])
@@ -159,8 +186,9 @@ def test_every_group_of_settings_is_constructed() -> None:
     assert groups == {"trainer", "model", "data", "model.recipe"}
 
 
-@pytest.mark.parametrize("words", [["fit", "--config", "ltdv2"], ["fit", "--data.format", "nope.yaml"]])
-def test_missing_data_is_answered_without_torch(words: list[str]) -> None:
+@pytest.mark.parametrize("words", [["fit", "--config", "ltdv2"], ["fit", "--data.format", "one"]])
+def test_missing_data_and_large_batches_are_answered_without_torch(words: list[str]) -> None:
+    write_one_image(Path("one"), "0 .5 .5 .2 .2\n")
     command = [sys.executable, "-c", WITHOUT_TORCH, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, f"loaded {words}\n")

@@ -28,7 +28,7 @@ from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import loader_arguments, prepare_worker
 from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.data.sampling.epoch_order import Sampling
-from yolo_lightning.data.sampling.resumable_loader import limited
+from yolo_lightning.data.sampling.global_batches import limited
 from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.storage_settings import StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation

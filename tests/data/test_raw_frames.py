@@ -194,11 +194,11 @@ def test_bit_depth_of_store_and_option_must_agree(raw_set: Path, look_alike: Pat
     ):
         data(raw_set, PixelRange()).setup("validate")
     with pytest.raises(
-        ValueError, match=r"sampled frames are not 8-bit images: .* set data\.input\.pixel_range\.mode \(predict"
+        ValueError, match=r"sampled frames are not 8-bit images, .* add: --data\.input\.pixel_range\.mode fixed"
     ):
         data(raw_set, PixelRange(), kind="folder").setup("validate")
     with pytest.raises(
-        ValueError, match=r"sampled frames are not 16-bit images: .* set data\.input\.pixel_range\.mode null"
+        ValueError, match=r"sampled frames are not 16-bit images, .* set data\.input\.pixel_range\.mode null"
     ):
         data(look_alike, kind="folder").setup("validate")
 

@@ -31,7 +31,7 @@ from yolo_lightning.callbacks import (  # noqa: E402
 )
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO  # noqa: E402
 from yolo_lightning.data.batch import Batch, _slice  # noqa: E402
-from yolo_lightning.data.sampling.resumable_loader import GlobalBatches  # noqa: E402
+from yolo_lightning.data.sampling.global_batches import GlobalBatches  # noqa: E402
 from yolo_lightning.evaluation.drift import drift_scores, named_scores  # noqa: E402
 from yolo_lightning.evaluation.record import EvaluationCollection  # noqa: E402
 from yolo_lightning.training.normalization_statistics import (  # noqa: E402

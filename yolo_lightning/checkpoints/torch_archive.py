@@ -9,8 +9,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import torch
-
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_types
 from yolo_lightning.utils.plain_text import first_look, one_line
@@ -39,6 +37,8 @@ def load_checkpoint(path: Path, map_location: Literal["cpu", "meta"] = "cpu") ->
         check_archive(path)
     except UserError as error:
         raise UserError(f"checkpoint {path} cannot be loaded: {error}") from error
+    import torch  # `outline` is read before torch is imported
+
     try:
         content = torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:  # torch.load raises errors of many types on a damaged file, also MemoryError
@@ -88,6 +88,8 @@ def check_tensors(
 
     `network` names the network with the expected tensors.
     """
+    import torch
+
     if expected is not None:
         for name in sorted(tensors.keys() | expected.keys(), key=str):
             is_in_both = name in tensors and name in expected
@@ -205,6 +207,8 @@ def outline(path: Path) -> dict[str, Any]:
 
 def unsafe_globals(path: Path) -> list[str]:
     """Return the classes and functions in a file of torch.save; empty if they cannot be listed."""
+    import torch
+
     try:
         return list(torch.serialization.get_unsafe_globals_in_checkpoint(path))
     except Exception:  # not an archive of torch.save, or a damaged one

@@ -41,6 +41,7 @@ from yolo_lightning.utils.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from yolo_lightning.data.formats.dataset_format import DatasetFormat
+    from yolo_lightning.data.index.split_index import SplitIndex
     from yolo_lightning.data.index.splits import Split
 
 LIMITS: dict[str, str] = {
@@ -189,8 +190,9 @@ def _check_files(spec: RunSpec, groups: Mapping[str, Any]) -> None:
         from yolo_lightning.commands.console import check_writable
 
         check_writable(options.get(name), suffix)
+    checkpoint = None
     if spec.name in SUBCOMMANDS:
-        _check_checkpoint(spec.name, options)
+        checkpoint = _checked_checkpoint(spec.name, options)
     if spec.name not in SPLITS_READ:
         return
     splits = SPLITS_READ[spec.name]
@@ -201,8 +203,10 @@ def _check_files(spec: RunSpec, groups: Mapping[str, Any]) -> None:
         dataset.check_files(split)
     if spec.name == "fit":
         _check_model(options)
+    if checkpoint is not None and not options.get("model.single_class"):
+        _compare_classes(checkpoint, dataset)
     if spec.name in EVALUATED:
-        check_annotations(dataset, splits)
+        check_data(dataset, spec.name, options, groups)
 
 
 def _check_model(options: Mapping[str, Any]) -> None:
@@ -216,14 +220,62 @@ def _check_model(options: Mapping[str, Any]) -> None:
         description_of(options["model.variant"])
 
 
-def check_annotations(dataset: "DatasetFormat", splits: "Sequence[Split]") -> None:
-    """Raise a UserError for annotations that fit, validate or test cannot use; the index that is built is stored."""
-    from yolo_lightning.data.formats.frame_checks import refuse_annotations
+def check_data(dataset: "DatasetFormat", command: str, options: Mapping[str, Any], groups: Mapping[str, Any]) -> None:
+    """Raise a UserError for annotations and frames that fit, validate or test cannot use; the index is stored.
+
+    Args:
+        dataset: Dataset of the command.
+        command: fit, validate or test.
+        options: Options that the user has set, by full name.
+        groups: Groups of settings that the user has set, by full name.
+    """
+    from yolo_lightning.data.formats.frame_checks import refuse_annotations, refuse_frames
     from yolo_lightning.utils.message_filters import hide_harmless_messages
 
     hide_harmless_messages()
-    for split in splits:
-        refuse_annotations(dataset.open_index(split), split, dataset.settings.limits, dataset.origin(split))
+    limits = dataset.settings.limits
+    is_fit = command == "fit"
+    for split in SPLITS_READ[command]:
+        index = dataset.open_index(split)
+        left_out = limits.quarantined(index, split)
+        # One channel is enough for sizes and depths. The weights of an evaluation may set data.input.pixel_range.
+        refuse_frames(index, dataset.open_storage(split, 1), left_out, is_depth_known=is_fit)
+        refuse_annotations(index, split, limits, dataset.origin(split))
+        if is_fit and split == "train":
+            _check_training(index, dataset.name(split), options, groups)
+
+
+def _check_training(index: "SplitIndex", name: str, options: Mapping[str, Any], groups: Mapping[str, Any]) -> None:
+    """Raise a UserError for options of a fit that the training split `name` does not allow."""
+    from yolo_lightning.data.batch_size import USUAL_BATCH, automatic_batch_size
+    from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
+    from yolo_lightning.data.sampling.global_batches import GlobalBatches, limited
+    from yolo_lightning.data.training_limits import check_interval, check_training
+    from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+
+    order = SampledOrder(index, groups.get("data.sampling", Sampling()), seed=0)
+    processes = _fewest_processes(options)
+    batch_size = options.get("data.batch_size", USUAL_BATCH)
+    if batch_size == AUTO:
+        batch_size = automatic_batch_size(order.length, processes)
+    batches = GlobalBatches(batch_size, processes=processes)
+    augmentation = groups.get("data.augmentation", Augmentation())
+    check_training(index, order, augmentation.paste, batches, name)
+    validates = options.get("trainer.check_val_every_n_epoch", 1) and options.get("trainer.limit_val_batches", 1)
+    if validates and not options.get("trainer.fast_dev_run"):
+        epoch_batches = limited(batches.count(order.length), options.get("trainer.limit_train_batches"))
+        check_interval(options.get("trainer.val_check_interval"), epoch_batches)
+
+
+def _fewest_processes(options: Mapping[str, Any]) -> int:
+    """Return the smallest number of processes of a fit: `auto` and -1 are at least one device."""
+    devices = options.get("trainer.devices", AUTO)
+    nodes = options.get("trainer.num_nodes", 1)
+    if isinstance(devices, list):
+        return len(devices) * int(nodes)
+    if str(devices).isdecimal():
+        return int(devices) * int(nodes)
+    return int(nodes)
 
 
 def _check_pictures(words: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -243,20 +295,47 @@ def _check_pictures(words: Sequence[str], options: Mapping[str, Any]) -> None:
         weights_file(weights)
 
 
-def _check_checkpoint(command: str, options: Mapping[str, Any]) -> None:
-    """Raise a UserError for a checkpoint that does not exist, or for an evaluation without weights."""
+def _checked_checkpoint(command: str, options: Mapping[str, Any]) -> Path | None:
+    """Return the checkpoint of a command if it is a given file, or the best one of a run.
+
+    Raises:
+        UserError: If the checkpoint does not exist, or an evaluation has no weights.
+    """
     name = options.get("ckpt_path")
-    if name is None and (command == "fit" or options.get("model.weights") is not None):
-        return
+    folder = options.get("trainer.default_root_dir")
+    is_new = name is None and (command == "fit" or options.get("model.weights") is not None)
+    if is_new and folder is None:
+        return None
     from yolo_lightning.checkpoints.remote_folder import is_address
     from yolo_lightning.checkpoints.resume import checked, checkpoint_to_evaluate
-    from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
+    from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, configured_folder
 
-    base = Path(options.get("trainer.default_root_dir", DEFAULT_RUN))
+    base = configured_folder(str(folder or DEFAULT_RUN))
+    if is_new:
+        return None
     if name is None:
-        checkpoint_to_evaluate(base)
-    elif name not in ("best", "last") and not is_address(name):
-        checked(name, base)
+        return checkpoint_to_evaluate(base)
+    if name in ("best", "last") or is_address(name):
+        return None
+    return checked(name, base)
+
+
+def _compare_classes(checkpoint: Path, dataset: "DatasetFormat") -> None:
+    """Raise a UserError if the classes of the data are not those of a readable checkpoint."""
+    from yolo_lightning.checkpoints.torch_archive import outline
+
+    try:
+        recorded = outline(checkpoint).get("hyper_parameters")
+    except UserError:  # reported with the remedy when the checkpoint is loaded
+        return
+    if not isinstance(recorded, dict) or recorded.get("single_class"):
+        return
+    names = recorded.get("class_names")
+    if isinstance(names, list) and names != list(dataset.class_names):
+        raise UserError(
+            f"the classes of the data must be {names}, as in the checkpoint {checkpoint}, got "
+            f"{list(dataset.class_names)}: correct their names in the data, or evaluate the data of the run"
+        )
 
 
 def check_weights(weights: str) -> None:
@@ -264,7 +343,8 @@ def check_weights(weights: str) -> None:
     with existing_weights(weights).open("rb") as file:
         head = file.read(64)
     if not head.startswith(ZIP_START):
-        raise UserError(f"model.weights must be a file of weights, got {weights}, which {first_look(head)}")
+        accepted = "a .pt or .ckpt file of weights, which torch.save has written"
+        raise UserError(f"model.weights must be {accepted}, got {weights}, which {first_look(head)}")
 
 
 def refuse_runs(sources: Sequence[str]) -> None:

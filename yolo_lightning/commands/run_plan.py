@@ -278,6 +278,9 @@ def plan_evaluation(spec: RunSpec, options: Mapping[str, Any]) -> Run:
     folder = None
     if checkpoint is not None:
         folder = run_folder.run_of(checkpoint)
+        if "model.weights" in spec.typed:
+            unused = options["model.weights"]
+            lines.append(f"model.weights {unused} is not used: there is a run; for the weights, use a new run folder")
     folder = folder or base
     return Run(folder, checkpoint, options=changed, lines=(*lines, _place_line(folder, checkpoint)))
 

@@ -36,18 +36,17 @@ from yolo_lightning.data.limit_settings import Limits
 from yolo_lightning.data.loader import EvaluationLoader, describe, loader_arguments
 from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.data.sampling.epoch_order import FirstEpoch, SampledOrder, Sampling
+from yolo_lightning.data.sampling.global_batches import GlobalBatches, limited
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
     EpochOrder,
     FileOrderBatches,
-    GlobalBatches,
     ResumableLoader,
-    limited,
 )
 from yolo_lightning.data.storage.storage_settings import StorageSettings
+from yolo_lightning.data.training_limits import check_interval, check_training
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.data.transforms.box_paste import PasteCandidates
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.accelerator import uses_pinned_memory
 from yolo_lightning.utils.choices import AUTO, check_choices, checked_arguments
@@ -198,24 +197,12 @@ class DetectionDataModule(LightningDataModule):
         rank_zero_info(f"train: {self._order.describe()}")
         if self._has_auto_batch_size:
             self.batch_size = automatic_batch_size(self._order.length, self._batches().processes)
-        if self.augmentation.paste.probability:
-            PasteCandidates(index, self.augmentation.paste.classes)  # raises ValueError
-        batches = self._batches()
-        if batches.size > self._order.length:
-            times = f" x {batches.processes} processes" if batches.processes > 1 else ""
-            raise UserError(
-                f"data.batch_size must be at most the {self._order.length} frames of an epoch of "
-                f"{self.dataset_format.name('train')}, got {self.batch_size}{times}"
-            )
+        name = self.dataset_format.name("train")
+        check_training(index, self._order, self.augmentation.paste, self._batches(), name)
         trainer = self.trainer
         if trainer is None or not trainer.check_val_every_n_epoch or not trainer.limit_val_batches:
             return
-        epoch_batches = self._epoch_batches()
-        interval = trainer.val_check_interval
-        if isinstance(interval, int) and interval > epoch_batches:
-            raise UserError(
-                f"trainer.val_check_interval must be <= {epoch_batches}, the batches per epoch, got {interval}"
-            )
+        check_interval(trainer.val_check_interval, self._epoch_batches())
 
     def _epoch_batches(self) -> int:
         """Return the number of training batches per epoch and process."""

@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import takewhile
 from typing import Any, NoReturn
 
@@ -51,6 +52,7 @@ from yolo_lightning.utils.suggestions import did_you_mean, last_part, nearest_ke
 from yolo_lightning.utils.yaml_file import value_of
 
 LIGHTNING = "lightning.pytorch"  # beginning of the paths of classes of Lightning
+TYPOGRAPHIC_QUOTES = ("\u2018", "\u201c", "\u201e")
 SINGLE_HYPHEN = re.compile(r"-([a-zA-Z]\w[\w.]*)(?:=|$)")
 SWITCH_VALUES = (TRUE, "false")
 PARTS_IN_ORDER = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
@@ -139,6 +141,8 @@ def _check_option(command: CommandOptions, setting: Setting) -> None:
     place = setting.place
     if not is_known(name):
         return
+    if text.startswith(TYPOGRAPHIC_QUOTES):
+        raise UserError(f"{name}{place} begins with a typographic quote, got {text}; type straight quotes")
     if not command.accepts(name):
         _refuse_unknown(command, name, text, place)
     option = command.options.get(name, CommandOption())
@@ -222,8 +226,19 @@ def check_class_names(key: str, value: Any) -> None:
         name = entry.get("class_path") if isinstance(entry, dict) else entry
         if isinstance(name, str) and not is_class(key, name):
             raise UserError(wrong_class_name(key, name))
+        if isinstance(name, str):
+            _check_module(key, name)
         if key == CALLBACKS and isinstance(name, bool | int | float):
             raise UserError(f"{CALLBACKS_FORM}, got {value}")
+
+
+def _check_module(key: str, class_path: str) -> None:
+    """Raise a UserError for the path of a class in a package or a file that does not exist."""
+    package, dot, _ = class_path.partition(".")
+    if dot and package and package not in sys.modules and find_spec(package) is None:
+        raise UserError(
+            f"{key}: there is no module {package} of {class_path}; its file must be in this folder or on PYTHONPATH"
+        )
 
 
 def _check_arguments_of_classes(settings: Sequence[Setting]) -> None:
@@ -278,7 +293,9 @@ def _check_stray_words(command: CommandOptions, words: Sequence[str]) -> None:
         _, further_words = separated(words)
         strays = stray_words(further_words)
     else:
-        strays = [*takewhile(lambda word: not word.startswith("-"), words)]  # later words can be the values of a list
+        # Later words can be the values of a list. RUN has become --run=RUN.
+        separate_words = (word for word in words if not word.startswith("--run="))
+        strays = [*takewhile(lambda word: not word.startswith("-"), separate_words)]
     if not strays:
         return
     stray = strays[0]

@@ -41,6 +41,7 @@ KEYS_OF_FILES = {
 }
 """Options whose name users omit, by the suffix of the value; the first one of the command is suggested."""
 
+TYPOGRAPHIC_DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2212")
 QUANTITY = re.compile(r"-?\d+\.?\d* ?[a-zA-Z]+")
 ASSIGNMENT = re.compile(r"(?P<name>\w+) ?= ?(?P<value>.+)")
 MISSING_PACKAGE = re.compile(r"(?P<path>[\w.]+)':\s+(?:- )?(?:Requirement|No module named) '(?P<package>[^']+)'")
@@ -75,6 +76,9 @@ def unknown_command(typed: str) -> str:
 
 def stray_word(words: Sequence[str], stray: str, keys: Collection[str]) -> str:
     """Return the error for a word of a command line that is neither an option nor a value."""
+    if stray.startswith(TYPOGRAPHIC_DASHES):
+        plain = stray.lstrip("".join(TYPOGRAPHIC_DASHES))
+        return f"{stray!r} begins with typographic dashes; type two hyphens: --{plain}"
     if "command" in keys:
         command = " ".join(words[list(words).index(stray) :])
         return f"{stray!r} follows no option; write the command after all options: -- {command}"

@@ -371,7 +371,7 @@ def configuration_file(text: str) -> str:
 
     `ltdv2`, `yolo.yaml` and `configs/loader/single.yaml` name files of the package where no such file exists.
     """
-    if os.path.exists(text):
+    if os.path.exists(text) and not os.path.isdir(text):
         return text
     folder = configuration_folder()
     try:

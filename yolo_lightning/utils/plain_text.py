@@ -19,6 +19,9 @@ WRONG_KINDS = {
 }
 """What a file is that begins with one of these bytes in lower case, and what to do."""
 
+FIRST_BYTES = tuple(start for starts in WRONG_KINDS.values() for start in starts)
+SHOWN_CHARACTERS = 40  # of the text before a byte that is not UTF-8
+
 UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # C0 and C1 control characters, which begin escape sequences
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional controls, which reorder a line
@@ -78,6 +81,17 @@ def first_look(content: bytes) -> str:
     if not head:
         return "is empty"
     return f"begins with '{one_line(head.decode(errors='replace'))}'"
+
+
+def undecodable(error: UnicodeDecodeError) -> str:
+    """Return why a text file cannot be read: what the file is, or the text before the first byte that is not UTF-8."""
+    content = error.object
+    if content.lstrip().lower().startswith(FIRST_BYTES):
+        return f"not UTF-8 text at byte {error.start}: it {first_look(content)}"
+    line = content.count(b"\n", 0, error.start) + 1
+    text = content[: error.start].rpartition(b"\n")[2][-SHOWN_CHARACTERS:].decode(errors="replace")
+    byte = content[error.start]
+    return f"not UTF-8 text, line {line}: byte 0x{byte:02x} after {one_line(text)!r}; save the file as UTF-8"
 
 
 def without_math(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Suggestion of the name that was probably meant. Standard library only."""
+"""Suggestion of the name that was probably meant, without packages besides the standard library."""
 
 import os
 import re
@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
+
+from yolo_lightning.utils.paths import has_drive
 
 KEYS_OF_WORDS = {
     "agnostic_nms": "class_agnostic model.detections.class_agnostic",
@@ -25,6 +27,7 @@ KEYS_OF_WORDS = {
     "device": "trainer.accelerator",
     "devices": "trainer.devices",
     "dfl": "model.loss.dfl_gain",
+    "distributed_backend": "trainer.strategy",
     "epoch": "trainer.max_epochs",
     "epochs": "trainer.max_epochs",
     "fliplr": "data.augmentation.flip_horizontal",
@@ -169,16 +172,20 @@ def missing(path: Path, names: Collection[str] = ()) -> str:
         problem += f" (download it: curl -L -o {path} {WEIGHTS_ADDRESS}/{path.name} )"
     elif os.path.expandvars(path) != str(path):
         problem += " (a shell replaces $NAME, but not in single quotes)"
+    elif has_drive(str(path)) and os.sep == "/":
+        problem += " (C:\\ is a drive of Windows; give the path on this machine, in WSL below /mnt/c)"
     near = [paths[name] for name in similar(path.name, paths)] or on_other_levels(path)
     return problem + did_you_mean(near)
 
 
 def on_other_levels(path: Path) -> list[str]:
-    """Return the file of the name of a missing file one or two folders above its folder, or one below, if any."""
+    """Return the file of the name of a missing file in a folder of a similar name, above or below, if any."""
     if not path.suffix or os.path.lexists(path):
         return []
     folder = path.parent
     tried = [parent / path.name for parent in list(folder.parents)[:LEVELS_ABOVE]]
+    with suppress(OSError, ValueError):
+        tried += [folder.with_name(name) / path.name for name in similar(folder.name, os.listdir(folder.parent))]
     with suppress(OSError, ValueError):
         tried += [folder / name / path.name for name in sorted(os.listdir(folder))[:FOLDERS_BELOW]]
     return [str(file) for file in tried if os.path.isfile(file)][:1]

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from yolo_lightning.errors import UserError, log_unexpected
-from yolo_lightning.utils.plain_text import first_look, one_line
+from yolo_lightning.utils.plain_text import one_line, undecodable
 from yolo_lightning.utils.regular_files import read_regular
 
 FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
@@ -70,7 +70,7 @@ def read_yaml(path: Path, text_keys: Collection[str] = ()) -> Any:
     except (OSError, UserError):
         raise
     except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 text at byte {error.start}: it {first_look(error.object)}") from error
+        raise UserError(undecodable(error)) from error
     except Exception as error:  # PyYAML raises errors of many types
         log_unexpected(error, yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError, LookupError)
         lines = content.splitlines()

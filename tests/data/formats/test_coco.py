@@ -160,6 +160,11 @@ def test_names_that_two_categories_share_are_told_apart(read: Callable[..., Anno
             {},
             r"annotations\[0\]\.category_id must be one of 1, 17, 90, got 2",
         ),
+        (
+            {"bbox": [0, 0, 5, 5], "category_id": 0},
+            {"categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]},
+            r"must be one of 1, 2, got 0: .* those of 'categories'; add 1 to each category_id, or renumber",
+        ),
         ({"bbox": [0, 0, 5]}, {}, r"is not a COCO annotation file: annotations\[0\]"),
         ({"bbox": None}, {}, r"is not a COCO annotation file: annotations\[0\]"),
         ({"bbox": [0, 0, 5, 5]}, {"categories": []}, "the list of categories is empty"),

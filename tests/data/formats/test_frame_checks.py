@@ -119,7 +119,7 @@ def deepen(split: Split, tmp_path: Path, count: int, is_deep: Callable[[int], bo
 @pytest.mark.parametrize("count", [12, 128, 200])
 def test_every_second_frame_with_16_bits_is_refused(split: Split, tmp_path: Path, count: int) -> None:
     frames = deepen(split, tmp_path, count, lambda position: position % 2 == 1)
-    with pytest.raises(UserError, match=r"sampled frames are not 8-bit images: .* is uint16, .*pixel_range"):
+    with pytest.raises(UserError, match=r"sampled frames are not 8-bit images, such as .* are uint16, .*pixel_range"):
         check_frames(frames.index, frames.storage, BadFrames(20))
 
 

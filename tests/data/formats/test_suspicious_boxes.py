@@ -102,6 +102,11 @@ def test_cause_is_named(name: str, read: Callable[[Content], Annotations]) -> No
 
 LABELS: dict[str, tuple[Callable[..., list[float]], str, str]] = {
     "usual": (lambda x, y, w, h: [x + w / 2, y + h / 2, w, h], "", ""),
+    "numbers from 1": (
+        lambda x, y, w, h: [x + w / 2, y + h / 2, w, h],
+        "",
+        "no box has the class 0, 'cat': if the class numbers",
+    ),
     "corners": (lambda x, y, w, h: [x, y, x + w, y + h], "Is it x1, y1, x2, y2", ""),
     "corner and sides": (lambda x, y, w, h: [x, y, w, h], "", "Is it x, y, width, height"),
     "fractions of fractions": (lambda x, y, w, h: [x, y, w / WIDTH, h / HEIGHT], "smaller than 1 pixel", ""),
@@ -111,11 +116,12 @@ LABELS: dict[str, tuple[Callable[..., list[float]], str, str]] = {
 @pytest.mark.parametrize("name", LABELS)
 def test_label_files_are_judged(name: str, yolo_set: Callable[..., Path]) -> None:
     change, impossible, unlikely = LABELS[name]
+    label = int(name == "numbers from 1")
     lines: dict[str, str] = {f"train/{number:02}.png": "" for number in range(30)}
     for record in content()["annotations"]:
         x, y, width, height = record["bbox"]
         box = change(x / WIDTH, y / HEIGHT, width / WIDTH, height / HEIGHT)
-        lines[f"train/{record['image_id'] - 1:02}.png"] += f"0 {' '.join(map(str, box))}\n"
+        lines[f"train/{record['image_id'] - 1:02}.png"] += f"{label} {' '.join(map(str, box))}\n"
     facts = YoloSplit(read_description(yolo_set(lines)), "train").read().facts
     assert impossible in facts.impossible
     assert unlikely in facts.unlikely

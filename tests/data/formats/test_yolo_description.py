@@ -50,9 +50,16 @@ def test_folders_that_yaml_reads_as_other_types_are_texts(tmp_path: Path) -> Non
     assert description.places("train") == description.places("val") == [tmp_path / "007" / "2024-01-01"]
 
 
-@pytest.mark.parametrize("names", [["a", None], [["a"], ["b"]], {0: "a", 1: " "}])
-def test_names_that_are_no_texts_are_refused(yolo_set: YoloSet, names: Any) -> None:
-    with pytest.raises(ValueError, match=r"data\.yaml: 'names' must be texts, with quotes around null, got"):
+@pytest.mark.parametrize(
+    ("names", "form"),
+    [
+        (["a", None], "with quotes around null"),
+        ([["a"], ["b"]], r"as names: \[person, car\]"),
+        ({0: "a", 1: " "}, r"as names: \[person, car\]"),
+    ],
+)
+def test_names_that_are_no_texts_are_refused(yolo_set: YoloSet, names: Any, form: str) -> None:
+    with pytest.raises(ValueError, match=rf"data\.yaml: 'names' must be texts, {form}, got"):
         read_description(yolo_set({}, names=names))
 
 
@@ -106,8 +113,9 @@ def test_superfluous_step_up_is_passed_over(yolo_set: YoloSet) -> None:
         ({"nc": 0, "names": None}, "'nc' must be an integer from 1 to 32767, got 0"),
         ({"names": {0: "a", 2: "b"}}, r"the keys of 'names' must be 0 to 1, got \[0, 2\]"),
         ({"names": {"a": 0}}, r"the keys of 'names' must be 0 to 0, got \['a'\]"),
-        ({"names": []}, r"'names' must be a list, or names by class number, got \[\]"),
-        ({"names": "cat"}, "'names' must be .* got 'cat'"),
+        ({"names": []}, r"'names' must be a list, or names by class number, .*, got \[\]"),
+        ({"names": "cat, dog"}, r"'names' must be .*, as names: \[cat, dog\], got 'cat, dog'"),
+        ({"names": None, "classes": ["cat"]}, r"the key classes is unknown\. Did you mean names"),
         ({"train": {"a": "b"}}, "'train' must be a folder.* got {'a': 'b'}"),
         ({"train": ["images", ["a"]]}, "'train' must be a folder.* got .*'a'"),
         ({"path": ["a"]}, r"'path' must be a folder, got \['a'\]"),
@@ -142,6 +150,8 @@ def test_paths_of_windows(yolo_set: YoloSet) -> None:
 def test_missing_split_is_named_when_it_is_asked_for(yolo_set: YoloSet) -> None:
     description = read_description(yolo_set({"train/a.png": None}, test="images/tset"))
     assert len(description.places("train")) == 1
+    with pytest.raises(ValueError, match="Patterns are not read: name the folder of the images"):
+        read_description(yolo_set({}, test="images/*.jpg")).places("test")
     with pytest.raises(ValueError, match=r"'test' is images/tset, which does not exist .tried .*images/tset"):
         description.places("test")
 

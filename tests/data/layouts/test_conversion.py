@@ -284,6 +284,7 @@ def test_newest_annotation_of_label_studio_that_is_not_skipped_is_used(tmp_path:
     source = tmp_path / "in"
     draw(source, images)
     result = [{"type": LABELS, "value": region} for region in regions(*images["several.png"])]
+    result.append({"type": "polygonlabels", "value": {"points": [[1, 1], [9, 1], [9, 9]], "polygonlabels": ["cat"]}})
     older = {"result": [*result, *result], "updated_at": "2024-01-01T10:00:00Z"}
     newer = {"result": result, "updated_at": "2024-09-01T10:00:00Z", "prediction": {"result": result}}
     skipped = {"result": result, "was_cancelled": True, "updated_at": "2024-10-01T10:00:00Z"}
@@ -300,6 +301,7 @@ def test_newest_annotation_of_label_studio_that_is_not_skipped_is_used(tmp_path:
     assert len(dataset.annotations.boxes) == 1
     assert dataset.notes["tasks left out, which are skipped or not annotated"] == ["skipped.png", "unfinished.png"]
     assert dataset.notes["annotations left out, because the image has a newer annotation"] == ["several.png"]
+    assert dataset.notes["regions left out that are not rectangles, such as polygons"] == ["several.png"]
 
 
 def test_tracks_of_cvat_name_the_export_to_choose(tmp_path: Path) -> None:

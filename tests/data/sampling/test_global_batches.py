@@ -7,12 +7,8 @@ from hypothesis import given, strategies as st
 
 from tests.data.sampling.test_mosaic_partners import Shuffled
 from tests.data.sampling.test_resumable_loader import KeyDataset
-from yolo_lightning.data.sampling.resumable_loader import (
-    EpochBatchSampler,
-    FileOrderBatches,
-    GlobalBatches,
-    ResumableLoader,
-)
+from yolo_lightning.data.sampling.global_batches import GlobalBatches
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, FileOrderBatches, ResumableLoader
 
 PLACES = {"batch_size": st.integers(1, 5), "processes": st.integers(1, 5), "extra": st.integers(0, 40)}
 

@@ -52,7 +52,8 @@ def convert(folder: str, out: str, valid_share: float | None = None) -> None:
         raise UserError(
             f"FOLDER must contain images and annotations ({', '.join(layout.title for layout in LAYOUTS)}), got {root} "
             f"with {contained}. The first row of a CSV file must name the columns, as {CSV_HEADER}. COCO's JSON files "
-            "need no conversion: --data.format coco, see docs/datasets.md"
+            "need no conversion: --data.format coco, see docs/datasets.md. JSON files of labelme are not read: convert "
+            "them to COCO, for example with labelme2coco"
         )
     layout, files = match
     with counter("read", len(source.images)) as advance:

@@ -29,6 +29,9 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NON_NUMBER = re.compile(rb"([:\[,\s])(?:NaN|-?Infinity)(?=\s*[,\]}])")
 """A non-finite number as Python's `json` writes it, which is not valid JSON."""
 
+JSON_LINES = re.compile(rb"\s*\{[^\n]*\}[ \t\r]*\n\s*\{")
+"""Beginning of a file with several JSON objects, one per line."""
+
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of msgspec for damaged JSON."""
 
@@ -150,6 +153,8 @@ def _decode_content(path: Path, content: bytes, kind: str) -> AnnotationFile:
 def _fault_in(content: bytes, error: Exception) -> str:
     """Return the reason why `content` cannot be decoded, with the damaged record or the text before the error."""
     if isinstance(error, msgspec.ValidationError):
+        if JSON_LINES.match(content):
+            return f"it contains a JSON object per line instead of one object with {', '.join(RECORDS)}"
         if content.lstrip().startswith(b"["):
             return f"it contains a list, as files of detections do, instead of an object with {', '.join(RECORDS)}"
         return _invalid_record(content) or str(error)
@@ -275,9 +280,20 @@ def class_indexes(path: Path, records: Sequence[AnnotationRecord], classes: Mapp
         number = int((labels == UNKNOWN).argmax())
         raise UserError(
             f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, classes))}, "
-            f"got {records[number].category_id}"
+            f"got {records[number].category_id}{_shift_of_ids(records, classes)}"
         )
     return labels
+
+
+def _shift_of_ids(records: Sequence[AnnotationRecord], classes: Mapping[int, str]) -> str:
+    """Return what to do if the ids of the annotations are those of the categories plus or minus 1; else ""."""
+    used = {record.category_id for record in records}
+    if len(classes) != max(classes) - min(classes) + 1:
+        return ""
+    for shift, remedy in ((1, "add 1 to"), (-1, "subtract 1 from")):
+        if all(category_id + shift in classes for category_id in used):
+            return f": the ids must be those of 'categories'; {remedy} each category_id, or renumber the categories"
+    return ""
 
 
 def is_ignored(record: AnnotationRecord) -> bool:

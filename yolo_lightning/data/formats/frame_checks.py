@@ -1,6 +1,6 @@
 """Checks of the frames before training, the count of bad frames during training, and the quarantine."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 import numpy as np
@@ -74,6 +74,67 @@ class BadFrames:
         rank_warn(f"left out {len(self.names):,} of at most {self.limit} bad frames: {shown}")
 
 
+class FrameSample:
+    """Result of decoding frames of a split.
+
+    Attributes:
+        count: Number of frames.
+        failures: Errors of the frames that cannot be decoded.
+        other_sizes: A text about each frame whose size differs from its annotation.
+        partly_read: A text about each frame with bands or pages that are not read.
+        problems: `<file name>: <reason>` by name for frames that are known to be missing.
+    """
+
+    def __init__(
+        self, index: SplitIndex, storage: Storage, positions: Iterable[int], problems: Mapping[str, str]
+    ) -> None:
+        self.storage = storage
+        self.problems = problems
+        self.count = 0
+        self.failures: list[FrameError] = []
+        self.other_sizes: list[str] = []
+        self.partly_read: list[str] = []
+        for position in positions:
+            self.count += 1
+            self._add(index, position)
+
+    def _add(self, index: SplitIndex, position: int) -> None:
+        name = index.file_name(position)
+        try:
+            if name in self.problems:
+                raise FrameError(self.problems[name])
+            shape = self.storage.read(name).shape[:2]
+        except FrameError as error:
+            self.failures.append(error)
+            return
+        unread = unread_parts(self.storage.content(name)) if isinstance(self.storage, EncodedStorage) else ""
+        if unread:
+            self.partly_read.append(f"{name} has {unread}")
+        if shape != index.shape(position):
+            self.other_sizes.append(other_size(index, position, self.storage, shape))
+
+    @property
+    def usable(self) -> int:
+        """Number of decoded frames."""
+        return self.count - len(self.failures)
+
+    @property
+    def depth_errors(self) -> list[BitDepthError]:
+        return [error for error in self.failures if isinstance(error, BitDepthError)]
+
+    def refuse(self) -> None:
+        """Raise a UserError for another size of a frame, another bit depth of many frames, or no readable frame."""
+        if self.other_sizes:
+            raise UserError(
+                f"{len(self.other_sizes)} of {self.count} sampled frames do not have the size in the annotation file: "
+                f"{self.other_sizes[0]}"
+            )
+        refuse_other_depth(self.depth_errors, self.usable)
+        if self.failures and not self.usable:
+            shown = name_some([str(error) for error in self.failures[:2]])
+            raise UserError(f"none of {self.count} sampled frames can be read: {shown}; searched in {self.storage}")
+
+
 def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> None:
     """Search for frames by name, and decode a sample to check size and bit depth."""
     names = index.file_names()
@@ -82,43 +143,44 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
         remark = storage.describe_further_folders(names, problems)
         if remark:
             rank_zero_warn(remark)
-    sample = sampled_positions(names, SAMPLED_FRAMES)
-    positions = [position for position in sample if names[position] not in bad_frames.quarantined]
-    failures: list[FrameError] = []
-    other_sizes: list[str] = []
-    partly_read: list[str] = []
-    for position in positions:
-        name = names[position]
-        try:
-            if name in problems:
-                raise FrameError(problems[name])
-            shape = storage.read(name).shape[:2]
-        except FrameError as error:
-            failures.append(error)
-            problems[name] = str(error)
-            continue
-        unread = unread_parts(storage.content(name)) if isinstance(storage, EncodedStorage) else ""
-        if unread:
-            partly_read.append(f"{name} has {unread}")
-        if shape != index.shape(position):
-            other_sizes.append(other_size(index, position, storage, shape))
-    if other_sizes:
-        raise UserError(
-            f"{len(other_sizes)} of {len(positions)} sampled frames do not have the size in the annotation file: "
-            f"{other_sizes[0]}"
-        )
-    usable = len(positions) - len(failures)
-    depth_errors = [error for error in failures if isinstance(error, BitDepthError)]
-    refuse_other_depth(depth_errors, usable)
-    _refuse_estimate(depth_errors, len(positions), len(index), bad_frames.limit)
-    if failures and not usable:
-        shown = name_some([str(error) for error in failures[:2]])
-        raise UserError(f"none of {len(failures)} sampled frames can be read: {shown}; searched in {storage}")
+    sample = FrameSample(index, storage, _sample(names, bad_frames.quarantined), problems)
+    sample.refuse()
+    _refuse_estimate(sample.depth_errors, sample.count, len(index), bad_frames.limit)
+    problems |= {error.file: str(error) for error in sample.failures}
     bad_frames.add(problems.values())
-    if partly_read:
+    if sample.partly_read:
         rank_zero_warn(
-            f"{len(partly_read)} of {usable} sampled frames are not read as a whole, such as: {partly_read[0]}"
+            f"{len(sample.partly_read)} of {sample.usable} sampled frames are not read as a whole, such as: "
+            f"{sample.partly_read[0]}"
         )
+
+
+def _sample(names: Sequence[str], left_out: Collection[str]) -> list[int]:
+    """Return the positions of the sampled frames except those with the names `left_out`."""
+    return [position for position in sampled_positions(names, SAMPLED_FRAMES) if names[position] not in left_out]
+
+
+def refuse_frames(index: SplitIndex, storage: Storage, left_out: Collection[int], *, is_depth_known: bool) -> None:
+    """Raise a UserError as `check_frames` for frames that cannot be used; one frame is decoded if it can be used.
+
+    Args:
+        index: Index of the split.
+        storage: Frames of the split.
+        left_out: Positions of the frames in quarantine.
+        is_depth_known: Whether the settings determine the bit depth of the frames. Weights may contain another one.
+    """
+    first = next((position for position in range(len(index)) if position not in left_out), None)
+    if first is None:
+        return
+    probe = FrameSample(index, storage, [first], {})
+    if not (probe.failures or probe.other_sizes):
+        return
+    if probe.depth_errors and not is_depth_known:
+        return
+    names = index.file_names()
+    positions = _sample(names, {names[position] for position in left_out})
+    problems = missing_frames([names[position] for position in positions], storage)
+    FrameSample(index, storage, positions, problems).refuse()
 
 
 def missing_frames(names: Sequence[str], storage: Storage) -> dict[str, str]:
@@ -204,9 +266,17 @@ def _describe_depths(errors: Sequence[BitDepthError], count: int, what: str) -> 
     lowest = min(error.lowest for error in errors)
     highest = max(error.highest for error in errors)
     first = errors[0]
+    text = (
+        f"{len(errors)} of {count} {what} are not {first.bits}-bit images, such as {first.name}: their pixels are "
+        f"{first.dtype}, values {lowest:.7g} to {highest:.7g}"
+    )
+    if not first.is_gray_16:
+        return f"{text}; {first.remedy}"
+    option = "--data.input.pixel_range"
     return (
-        f"{len(errors)} of {count} {what} are not {first.bits}-bit images: {first.name} is {first.dtype}, all have "
-        f"values {lowest:.7g} to {highest:.7g}; {first.remedy}"
+        f"{text}. To read 16-bit gray images, add: {option}.mode fixed {option}.low {lowest} {option}.high {highest} "
+        "(predict PICTURES: --pixel_range.mode and so on, prepare: --bits 16, Detector: pixel_range), see "
+        "docs/dataset_formats.md"
     )
 
 

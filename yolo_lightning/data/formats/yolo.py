@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings
 from yolo_lightning.data.formats.file_settings import Files
-from yolo_lightning.data.formats.suspicious_boxes import CENTERS
+from yolo_lightning.data.formats.suspicious_boxes import CENTERS, FEWEST
 from yolo_lightning.data.formats.yolo_description import DataDescription, Key, read_description
 from yolo_lightning.data.formats.yolo_files import SplitFiles, find_split_files
 from yolo_lightning.data.formats.yolo_labels import NO_LABELS, Labels, read_labels
@@ -163,7 +164,21 @@ class YoloSplit:
             CENTERS,
             LABEL_RULE,
         )
-        return _with_repeated_images(annotations, self.files.originals)
+        return _with_repeated_images(self._unlikely_classes(annotations), self.files.originals)
+
+    def _unlikely_classes(self, annotations: Annotations) -> Annotations:
+        """Add a remark to the facts if no box has the first class: class numbers may begin at 1."""
+        names = self.description.class_names
+        labels = annotations.labels
+        if len(names) < 2 or len(labels) < FEWEST or not labels.min():
+            return annotations
+        first_labelled = next(label for label in self.files.labels if label)
+        remark = (
+            f"no box has the class 0, {names[0]!r}: if the class numbers of the label files, such as {first_labelled}, "
+            "begin at 1, subtract 1 from them"
+        )
+        unlikely = "; ".join(filter(None, (annotations.facts.unlikely, remark)))
+        return replace(annotations, facts=msgspec.structs.replace(annotations.facts, unlikely=unlikely))
 
     def _record(self, image: str, label: str) -> Record:
         try:

@@ -1,8 +1,10 @@
 """Reader of `data.yaml`, with the rules of Ultralytics 8.4 (`check_det_dataset`) except for downloads."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from glob import has_magic
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,9 +19,11 @@ from yolo_lightning.utils.yaml_file import read_yaml
 Key = Literal["train", "val", "test"]
 FILE_NAME = "data.yaml"
 KEYS = ("path", *get_args(Key), "names", "nc", "channels", "kpt_shape")
+OTHER_KEYS = {"classes": "names", "class_names": "names", "labels": "names", "validation": "val", "valid": "val"}
 TEXT_KEYS = ("path", *get_args(Key), "names")  # Keys of folders, lists and class names, which may look like numbers
 MOST_CLASSES = 32_767  # class indexes are stored with 16 bits
 MOST_KEYPOINTS = 10_000
+NAMES_FORM = "as names: [person, car]"
 SHOWN_CHARACTERS = 300
 
 
@@ -50,6 +54,8 @@ class DataDescription:
             if place is None:
                 places_tried = " and ".join(_shown(str(path)) for path in tried)
                 _, _, suggestion = missing(tried[0]).partition(". ")
+                if has_magic(entry):
+                    suggestion = "Patterns are not read: name the folder of the images, or a .txt list of images."
                 raise UserError(
                     f"{self.file}: '{key}' is {_shown(entry)}, which does not exist (tried {places_tried}). "
                     f"{suggestion}{' ' * bool(suggestion)}{remedy(entry)}"
@@ -77,7 +83,8 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
     if not isinstance(content, dict):
         raise UserError(f"data.format {file} is not a data.yaml: it must have keys such as 'train', 'val' and 'names'")
     for key in content.keys() - KEYS:
-        meant = [name for name in similar(str(key).lower(), KEYS) if name not in content]
+        meant = [OTHER_KEYS.get(name, name) for name in similar(str(key).lower(), [*KEYS, *OTHER_KEYS])]
+        meant = [name for name in meant if name not in content]
         if meant:
             raise UserError(f"{file}: the key {_shown(str(key))} is unknown{did_you_mean(meant)}")
     if root is None:
@@ -98,6 +105,16 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
         keypoint_columns=_keypoint_columns(file, content.get("kpt_shape")),
         notes=tuple(renamed_classes(names_by_number)),
     )
+
+
+def _form_of(names: object) -> str:
+    """Return how class names that are written as one text are written as a list."""
+    texts = []
+    if isinstance(names, str):
+        texts = [name.strip() for name in re.split(r"[,;]", names) if name.strip()]
+    if not texts:
+        return NAMES_FORM
+    return _shown(f"as names: [{', '.join(texts)}]")
 
 
 def _entries(file: Path, content: Mapping[str, Any]) -> dict[Key, tuple[str, ...]]:
@@ -179,19 +196,23 @@ def class_names(file: Path, names: object, count: Any) -> dict[int, str]:
         raise _refused(file, "nc", f"an integer from 1 to {MOST_CLASSES}", count)
     if names is None:
         if count is None:
-            raise UserError(f"{file} must have the key 'names' or 'nc'")
+            raise UserError(f"{file} must have the key 'names' or 'nc', {NAMES_FORM}")
         return {index: f"class_{index}" for index in range(count)}
     if not isinstance(names, list | dict) or not 0 < len(names) <= MOST_CLASSES:
-        raise _refused(file, "names", "a list, or names by class number", names)
+        raise _refused(file, "names", f"a list, or names by class number, {_form_of(names)}", names)
     by_key = dict(enumerate(names)) if isinstance(names, list) else names
     if not all(isinstance(name, str) and name.strip() for name in by_key.values()):
-        raise _refused(file, "names", "texts, with quotes around null", names)
+        accepted = f"texts, {NAMES_FORM}"
+        if None in by_key.values():
+            accepted = "texts, with quotes around null"
+        raise _refused(file, "names", accepted, names)
     try:
         by_number = {int(key): name for key, name in by_key.items()}
     except (TypeError, ValueError, OverflowError):
         by_number = {}
     if sorted(by_number) != list(range(len(names))):
-        raise UserError(f"{file}: the keys of 'names' must be 0 to {len(names) - 1}, got {_shown(repr(list(names)))}")
+        got = f"{_shown(repr(list(names)))}; write {NAMES_FORM}"
+        raise UserError(f"{file}: the keys of 'names' must be 0 to {len(names) - 1}, got {got}")
     if count not in (None, len(names)):
         raise UserError(f"{file}: 'nc' must be {len(names)}, the number of 'names', got {count}")
     return dict(sorted(by_number.items()))

@@ -17,7 +17,7 @@ from yolo_lightning.data.left_out_files import by_suffix, counted, files_left_ou
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import existing_form, has_drive, plain_path, real_path, unicode_forms
-from yolo_lightning.utils.plain_text import first_look, one_line
+from yolo_lightning.utils.plain_text import one_line, undecodable
 from yolo_lightning.utils.regular_files import FolderContent, file_stamp, list_folder, read_regular
 from yolo_lightning.utils.suggestions import did_you_mean
 
@@ -265,8 +265,7 @@ def _lines(image_list: Path) -> list[str]:
     except OSError as error:
         raise UserError(f"image list {image_list} cannot be read: {error}") from error
     except UnicodeDecodeError as error:
-        reason = f"not UTF-8 text at byte {error.start}: it {first_look(error.object)}"
-        raise UserError(f"image list {image_list} cannot be read: {reason}") from error
+        raise UserError(f"image list {image_list} cannot be read: {undecodable(error)}") from error
     names = [line.strip().replace("\\", "/") for line in lines if line.strip()]
     for name in names:
         if suffix(name) not in IMAGE_SUFFIXES:

@@ -1,5 +1,6 @@
 """Reader of Label Studio's exports JSON and JSON-MIN: rectangles with x, y, width, height in percent of the image."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
@@ -15,12 +16,13 @@ from yolo_lightning.errors import UserError
 
 LABEL_STUDIO = "Label Studio JSON"
 LABELS = "rectanglelabels"
+REGIONS = re.compile(rb'"(rectangle|polygon|brush|ellipse|keypoint)labels"')
 BOX_KEYS = ("x", "y", "width", "height")
 
 
 def label_studio_files(folder: SourceFolder) -> list[str]:
-    """Return the JSON files that contain rectangles with labels."""
-    return [file for file in folder.of(".json") if f'"{LABELS}"'.encode() in folder.read(file)]
+    """Return the JSON files that contain regions with labels."""
+    return [file for file in folder.of(".json") if REGIONS.search(folder.read(file))]
 
 
 def read_label_studio(folder: SourceFolder, files: list[str], advance: Advance) -> SourceDataset:
@@ -47,7 +49,10 @@ def read_label_studio(folder: SourceFolder, files: list[str], advance: Advance) 
     for name, annotation in newest.items():
         image = labelled.images[name]
         for region in _regions(annotation.get("result", annotation)):
-            labels = region[LABELS]
+            labels = region.get(LABELS)
+            if labels is None:
+                labelled.notes["regions left out that are not rectangles, such as polygons"].append(name)
+                continue
             if region.get("rotation") or not isinstance(labels, list) or len(labels) != 1:
                 labelled.notes["regions left out that are rotated or have not one label"].append(name)
                 continue
@@ -81,9 +86,9 @@ def _time(annotation: dict[str, Any]) -> str:
 
 
 def _regions(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rectangles with labels in a part of a task."""
+    """Yield the regions with labels in a part of a task."""
     if isinstance(value, dict):
-        if LABELS in value:
+        if any(REGIONS.fullmatch(f'"{key}"'.encode()) for key in value):
             yield value
         value = list(value.values())
     if isinstance(value, list):

@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from yolo_lightning.data.array_types import Int64Array
-from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey, limited
+from yolo_lightning.data.sampling.global_batches import limited
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_types, plain
 from yolo_lightning.utils.rank_zero import rank_zero_info

@@ -89,10 +89,15 @@ class BitDepthError(FrameError):
         return cls(name, pixels.dtype.name, np.nanmin(pixels).item(), np.nanmax(pixels).item(), bits, channels)
 
     @property
+    def is_gray_16(self) -> bool:
+        """Whether the file is a gray 16-bit image, in place of an 8-bit image."""
+        return self.dtype == "uint16" and self.bits == 8 and self.channels == 1
+
+    @property
     def remedy(self) -> str:
         if self.dtype == "uint8":
             return "set data.input.pixel_range.mode null (prepare: --bits 8) to read 8-bit images"
-        if self.dtype == "uint16" and self.bits == 8 and self.channels == 1:
+        if self.is_gray_16:
             return (
                 "set data.input.pixel_range.mode (predict: --pixel_range.mode, Detector: pixel_range, prepare: --bits "
                 "16) to read 16-bit gray images"
