@@ -210,7 +210,7 @@ def test_start_loads_neither_torch_nor_lightning(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom yolo_lightning.commands import fit_start\n"
         "fit_start.become_supervisor = lambda *_: sys.exit(repr({'torch', 'lightning'} & sys.modules.keys()))\n"
-        "sys.argv = ['x', 'fit', '--supervision.enabled', 'true', '--data.format', 'data.yaml']\n"
+        "sys.argv = ['x', 'fit', '--supervision.enabled=true', '--data.format=data.yaml', '--data.batch_size=1']\n"
         "from yolo_lightning.__main__ import main\nmain()"
     )
     write_one_image(tmp_path, "0 .5 .5 .2 .2\n")
