@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import LambdaCallback
 
 from tests.helpers.data_module import cpu_trainer, data_module, set_up
 from yolo_lightning.data.batch import Batch
@@ -123,19 +124,15 @@ class Sums(LightningModule):
         return None
 
 
-class TakesAway(Callback):
-    """Takes the frames away after the first step."""
+def sums_of_a_fit(root: Path, index_root: Path, disk: Disk | None, hook: str = "") -> list[int]:
+    """Return the sums of a fit whose frames are taken away once in `hook`."""
 
-    def __init__(self, disk: Disk) -> None:
-        self.disk = disk
+    def take_away(*_: Any) -> None:
+        if disk is not None and not disk.away.exists() and not disk.pauses:
+            disk.take_away()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if not self.disk.away.exists() and not self.disk.pauses:
-            self.disk.take_away()
-
-
-def sums_of_a_fit(root: Path, index_root: Path, disk: Disk | None) -> list[int]:
-    module, callbacks = Sums(), [] if disk is None else [TakesAway(disk)]
+    module = Sums()
+    callbacks: list[Callback] = [LambdaCallback(**{hook: take_away})] if hook else []
     trainer = cpu_trainer(max_epochs=1, num_sanity_val_steps=0, callbacks=callbacks)
     loader = LoaderSettings(num_workers=0)
     data = data_module(str(root), batch_size=4, image_size=64, loader=loader, index_root=str(index_root))
@@ -145,7 +142,8 @@ def sums_of_a_fit(root: Path, index_root: Path, disk: Disk | None) -> list[int]:
     return module.sums
 
 
-def test_fit_that_has_begun_waits_for_its_frames(root: Path, index_root: Path) -> None:
+@pytest.mark.parametrize("hook", ["on_train_start", "on_train_batch_end"])
+def test_fit_waits_for_its_frames(hook: str, root: Path, index_root: Path) -> None:
     disk = Disk(root / "frames", back_after=6)
-    assert sums_of_a_fit(root, index_root, disk) == sums_of_a_fit(root, index_root, None)
+    assert sums_of_a_fit(root, index_root, disk, hook) == sums_of_a_fit(root, index_root, None)
     assert len(disk.pauses) >= 6

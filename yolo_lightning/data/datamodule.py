@@ -410,18 +410,18 @@ class DetectionDataModule(LightningDataModule):
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Warn about each frame of the batch that could not be used; raise an error if there are too many.
 
-        In a training that has begun, frames that cannot be read at the moment are read again before. While many frames
-        cannot be read, the training waits.
+        In a fit, whose setup has found all other frames, frames that cannot be read at the moment are read again first.
+        While many frames cannot be read, the training waits.
         """
         trainer = self.trainer
-        has_begun = trainer is not None and trainer.state.fn == "fit" and steps_begun(trainer) > 0
-        if trainer is not None and has_begun and batch.absent:
+        is_fit = trainer is not None and trainer.state.fn == "fit"
+        if trainer is not None and is_fit and batch.absent:
             split: Split = "train" if trainer.training else "valid"
             batch = self._outage.whole(batch, self._datasets[split])
         try:
             self.bad_frames.add(batch.bad_frames)
         except UserError as error:
-            if has_begun:
+            if trainer is not None and is_fit and steps_begun(trainer) > 0:
                 raise FrameOutageError(errno.EIO, str(error)) from error
             raise
         return batch
