@@ -307,8 +307,9 @@ def test_answers_of_two_processes_are_those_of_one(
 def test_batch_norm_over_processes_is_refused_on_a_cpu(
     run: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    processes = ("--trainer.devices", "2", "--trainer.strategy", "ddp", "--data.batch_size", "4")
     with pytest.raises(SystemExit) as ended:
-        run("fit", "--trainer.sync_batchnorm", "true", "--trainer.devices", "2", "--trainer.strategy", "ddp")
+        run("fit", "--trainer.sync_batchnorm", "true", *processes)
     assert ended.value.code == 2
     assert "trainer.sync_batchnorm must be false on a CPU, got true" in capsys.readouterr().err
 

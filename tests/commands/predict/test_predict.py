@@ -109,7 +109,8 @@ def test_pictures_of_16_bits_are_refused_with_range_and_remedy(
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert f"error: 7 of 7 files are not 8-bit images, such as {tmp_path / f'0.{extension}'}: their pixels" in said
-    assert "values 7000 to 9006; set data.input.pixel_range.mode (predict: --pixel_range.mode, " in said
+    assert "values 7000 to 9006. To read 16-bit gray images, add: " in said
+    assert "(predict PICTURES: --pixel_range.mode and so on" in said
 
 
 def test_results_do_not_depend_on_the_batch(album: Path, weights: Path, tmp_path: Path) -> None:
