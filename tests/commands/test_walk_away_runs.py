@@ -142,10 +142,12 @@ def test_detached_run_continues_after_a_log_out_until_it_is_stopped(configuratio
 
 
 def test_detached_fit_that_cannot_start_returns_its_error(configuration: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.ckpt"
+    weights.write_bytes(b"PK, and nothing that can be loaded")  # found by torch, in the trainer
     words = ["fit", "--config", str(configuration), f"--trainer.default_root_dir={tmp_path / 'run'}", "--detach"]
     done = subprocess.run(
-        [*PROGRAM, *words, "--data.batch_size=100000"], env=ENVIRONMENT, capture_output=True, text=True, check=False
+        [*PROGRAM, *words, f"--model.weights={weights}"], env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "data.batch_size must be at most" in done.stdout
+    assert "weights.ckpt" in done.stdout
     assert "Detached" not in done.stdout

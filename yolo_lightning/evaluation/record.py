@@ -100,7 +100,7 @@ class EvaluationRecord:
 
 def _read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: int) -> Records:
     """Return a table of `frames` frames; its dtypes and number of classes must be those of `empty`."""
-    columns = {field: arrays[f"{name}.{field}"] for field in empty.names()}
+    columns = {field: np.asarray(arrays[f"{name}.{field}"]) for field in empty.names()}  # bytes if it is no array
     items = int(columns["counts"].sum())
     for field, column in columns.items():
         like = getattr(empty, field)
