@@ -61,6 +61,7 @@ from yolo_lightning.utils.rank_zero import mark_lines
 from yolo_lightning.utils.slurm import require_whole_launch
 from yolo_lightning.utils.tensorboard import Curves
 from yolo_lightning.utils.terminal import has_cursor_control
+from yolo_lightning.utils.trainer_callbacks import callbacks_of
 
 SWITCH: dict[str, Any] = {"type": bool, "nargs": "?", "const": True, "default": False}
 """Arguments of an option that needs no value, as `--resume`, and accepts one, as an environment variable has."""
@@ -253,8 +254,7 @@ class YOLOCLI(LightningCLI):
         """Write best.pt and the report, and log the results; LightningCLI calls this method after a complete fit."""
         if self.trainer.is_global_zero:
             heartbeat.enter(Phase.SAVE)
-            present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-            evaluators = [callback for callback in present if isinstance(callback, callbacks.MeanAP)]
+            evaluators = callbacks_of(self.trainer, callbacks.MeanAP)
             scores = evaluators[0].last_scores if evaluators else None
             end_fit(self.trainer, self.model, scores, with_pt=self.config_init["fit"]["best_pt"])
             folder = Path(self.trainer.default_root_dir)

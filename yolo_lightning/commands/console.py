@@ -1,4 +1,4 @@
-"""Output of the commands: progress (a bar in a terminal, lines in a log file), names, sizes, times."""
+"""Output of the commands: progress (a bar in a terminal, lines in a log file), sizes, times."""
 
 import sys
 import time
@@ -13,7 +13,6 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils.terminal import has_cursor_control
 
 LINE_INTERVAL_S = 30.0
-"""Maximum number of names in one message."""
 
 
 @contextmanager

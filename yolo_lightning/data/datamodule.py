@@ -414,14 +414,16 @@ class DetectionDataModule(LightningDataModule):
         While many frames cannot be read, the training waits.
         """
         trainer = self.trainer
-        is_fit = trainer is not None and trainer.state.fn == "fit"
-        if trainer is not None and is_fit and batch.absent:
+        if trainer is None or trainer.state.fn != "fit":
+            self.bad_frames.add(batch.bad_frames)
+            return batch
+        if batch.absent:
             split: Split = "train" if trainer.training else "valid"
             batch = self._outage.whole(batch, self._datasets[split])
         try:
             self.bad_frames.add(batch.bad_frames)
         except UserError as error:
-            if trainer is not None and is_fit and steps_begun(trainer) > 0:
+            if steps_begun(trainer) > 0:
                 raise FrameOutageError(errno.EIO, str(error)) from error
             raise
         return batch

@@ -16,7 +16,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, HeartbeatWriter, open_from_environment
+from yolo_lightning.supervision.heartbeat import (
+    HEARTBEAT_VARIABLE,
+    HeartbeatWriter,
+    open_from_environment,
+    records_beside,
+)
 from yolo_lightning.utils.activity import current
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.distributed import rank_suffix
@@ -133,11 +138,7 @@ def read_failure(heartbeat: Path) -> FailureRecord:
     The first failure of several ranks is the cause of the others, which lose their connections.
     """
     records = []
-    try:
-        paths = list(heartbeat.parent.glob(f"{heartbeat.name}.failure*"))
-    except OSError:
-        return NO_FAILURE
-    for path in paths:
+    for path in records_beside(heartbeat, "failure"):
         with suppress(OSError, ValueError, TypeError, KeyError):  # incomplete or damaged
             content = read_json(path, MOST_BYTES)
             record: FailureRecord = converted(content, FailureRecord)  # every text as one line

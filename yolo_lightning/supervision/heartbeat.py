@@ -217,6 +217,14 @@ class HeartbeatWriter:
         self._file.close()
 
 
+def records_beside(heartbeat: Path, name: str) -> list[Path]:
+    """Return the record files beside a heartbeat file whose names go on with `name`; none if they cannot be listed."""
+    try:
+        return list(heartbeat.parent.glob(f"{heartbeat.name}.{name}*"))
+    except OSError:
+        return []
+
+
 def read_heartbeat(path: Path, process: int | None = None) -> Heartbeat | NoHeartbeat:
     """Return the heartbeat in a file (of `process` if given), or the reason why there is none; without locks.
 

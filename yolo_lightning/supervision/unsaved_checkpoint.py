@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE
+from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, records_beside
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.plain_text import one_line
@@ -75,9 +75,5 @@ def forget_unsaved(name: str) -> None:
 
 def read_unsaved(heartbeat: Path) -> UnsavedCheckpoint | None:
     """Return the earliest failed save that no successful one has followed; None if there is none that can be read."""
-    try:
-        paths = list(heartbeat.parent.glob(f"{heartbeat.name}.unsaved-*"))
-    except OSError:
-        return None
-    records = [read_record(path, UnsavedCheckpoint) for path in paths]
+    records = [read_record(path, UnsavedCheckpoint) for path in records_beside(heartbeat, "unsaved-")]
     return min((record for record in records if record is not None), key=lambda record: record.since_s, default=None)

@@ -114,9 +114,8 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield the path of a temporary file or folder beside `path`, to be written in the block.
 
     If the block succeeds, the file is flushed to the disk and renamed to `path`; else it is deleted. The block flushes
-    the files of a folder. Without `durable`
-    the file is not flushed: a power cut can lose it, and a busy disk does not delay the caller. The first file that a
-    process writes into a folder removes what killed processes have left there.
+    the files of a folder. Without `durable` nothing is flushed: a power cut can lose the file, and a busy disk does not
+    delay the caller. The first file that a process writes into a folder removes what killed processes have left there.
     """
     temporary = path.with_name(f"{temporary_prefix()}{path.name}.part")
     with during(Activity.WRITE):
@@ -132,7 +131,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
                 flush(path.parent)
         finally:
             if temporary.is_dir():
-                shutil.rmtree(temporary)
+                shutil.rmtree(temporary, ignore_errors=True)  # the error of the block is the one to report
             else:
                 temporary.unlink(missing_ok=True)
 

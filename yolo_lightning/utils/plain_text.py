@@ -19,7 +19,6 @@ WRONG_KINDS = {
 }
 """What a file is that begins with one of these bytes in lower case, and what to do."""
 
-FIRST_BYTES = tuple(start for starts in WRONG_KINDS.values() for start in starts)
 SHOWN_CHARACTERS = 40  # of the text before a byte that is not UTF-8
 
 UNSAFE = re.compile(
@@ -74,20 +73,33 @@ def csv_text(text: str) -> str:
 
 def first_look(content: bytes) -> str:
     """Return what a file seems to be that its reader refuses, as the end of a sentence that begins with `it`."""
-    head = content.lstrip()[:24]
-    for description, starts in WRONG_KINDS.items():
-        if head.lower().startswith(starts):
-            return description
+    wrong_kind = _wrong_kind(content)
+    if wrong_kind:
+        return wrong_kind
+    head = _head(content)
     if not head:
         return "is empty"
     return f"begins with '{one_line(head.decode(errors='replace'))}'"
 
 
+def _wrong_kind(content: bytes) -> str:
+    """Return the description of a file in `WRONG_KINDS`; an empty string for another file."""
+    for description, starts in WRONG_KINDS.items():
+        if _head(content).lower().startswith(starts):
+            return description
+    return ""
+
+
+def _head(content: bytes) -> bytes:
+    return content.lstrip()[:24]
+
+
 def undecodable(error: UnicodeDecodeError) -> str:
     """Return why a text file cannot be read: what the file is, or the text before the first byte that is not UTF-8."""
     content = error.object
-    if content.lstrip().lower().startswith(FIRST_BYTES):
-        return f"not UTF-8 text at byte {error.start}: it {first_look(content)}"
+    wrong_kind = _wrong_kind(content)
+    if wrong_kind:
+        return f"not UTF-8 text at byte {error.start}: it {wrong_kind}"
     line = content.count(b"\n", 0, error.start) + 1
     text = content[: error.start].rpartition(b"\n")[2][-SHOWN_CHARACTERS:].decode(errors="replace")
     byte = content[error.start]
