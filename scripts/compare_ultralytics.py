@@ -103,7 +103,12 @@ def parse_arguments() -> argparse.Namespace:
         "--options", default="", help="options of `fit` for the other arms of this project, in one word"
     )
     parser.add_argument("--turns", type=int, default=0, help="alternating short trainings of each arm, for images/s")
-    parser.add_argument("--turn_images", type=int, default=64, help="training images per epoch of a turn")
+    parser.add_argument(
+        "--turn_images",
+        type=int,
+        default=64,
+        help="training images per epoch of a turn; with 64 batches or more, the first self-check is not counted",
+    )
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument("--threads", type=int, default=1, help="threads of one process")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")

@@ -22,6 +22,7 @@ from yolo_lightning.data.storage.storage_settings import StorageKind
 SPLITS: dict[str, Split] = {"train": "train", "val": "valid"}
 """Splits of this project by the names of Ultralytics."""
 CONFIGS = Path(__file__).parents[2] / "configs"
+TURN_VALIDATION_IMAGES = 64
 LTDV2_CONFIG, OTHER_CONFIG = CONFIGS / "ltdv2.yaml", CONFIGS / "yolo.yaml"
 
 
@@ -106,14 +107,19 @@ def convert(module: DetectionDataModule, target: Path) -> Path:
 
 
 def short_list(converted: Path, class_names: tuple[str, ...], images: int) -> Path:
-    """Describe `images` evenly spaced training images as a dataset of their own; return its `data.yaml`."""
+    """Describe `images` evenly spaced training images as a dataset of their own; return its `data.yaml`.
+
+    The validation split consists of the first `TURN_VALIDATION_IMAGES` of them, because its time is not measured.
+    """
     folder = converted.parent.resolve()
     every = sorted((folder / "images" / "train").iterdir())
     count = min(images, len(every))
     chosen = [every[number * len(every) // count] for number in range(count)]
-    (folder / "short.txt").write_text("".join(f"{path}\n" for path in chosen))
+    training_list, validation_list = "short.txt", "short-validation.txt"
+    (folder / training_list).write_text("".join(f"{path}\n" for path in chosen))
+    (folder / validation_list).write_text("".join(f"{path}\n" for path in chosen[:TURN_VALIDATION_IMAGES]))
     description = folder / "short.yaml"
-    _write_description(description, folder, class_names, "short.txt", "short.txt")
+    _write_description(description, folder, class_names, training_list, validation_list)
     return description
 
 

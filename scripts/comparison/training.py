@@ -61,8 +61,8 @@ class Training:
 
     @property
     def close_mosaic(self) -> int:
-        """Last epochs without mosaic: ten as by default in Ultralytics, at most a third of all."""
-        return min(10, self.epochs // 3)
+        """Last epochs without mosaic: ten as by default in Ultralytics, at most a quarter of all; 0 in a turn."""
+        return min(10, self.epochs // 4)
 
 
 def train(run: Training) -> None:
@@ -123,7 +123,8 @@ def _compared_settings(run: Training) -> dict[str, object]:
         "data.batch_size": run.batch_size,
         "data.augmentation.close_mosaic_epochs": run.close_mosaic,
     }
-    if run.arm != BEST:  # as Ultralytics trains by default
+    if run.arm != BEST:  # as the arms of Ultralytics
+        settings["model.recipe.optimizer"] = "SGD"
         settings["model.recipe.warmup_epochs"] = 3.0
     return settings
 

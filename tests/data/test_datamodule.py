@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -290,6 +290,19 @@ def test_only_training_workers_are_persistent(make: Make, asked: bool, kept: boo
     datamodule = make(loader=LoaderSettings(num_workers=2, persistent_workers=asked))
     assert datamodule.train_dataloader().persistent_workers is kept
     assert datamodule.val_dataloader().persistent_workers is False
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "limit", "expected"), [("auto", 10**9, 0), ("auto", 1, 3), (2, 10**9, 2)], ids=str
+)
+def test_small_splits_are_evaluated_without_workers(
+    make: Make, monkeypatch: pytest.MonkeyPatch, num_workers: int | Literal["auto"], limit: int, expected: int
+) -> None:
+    monkeypatch.setattr("yolo_lightning.data.loader.VALUES_WITHOUT_WORKERS", limit)
+    monkeypatch.setattr("yolo_lightning.data.loader.worker_count", lambda number: 3 if number == "auto" else number)
+    datamodule = make(loader=LoaderSettings(num_workers=num_workers))
+    assert datamodule.val_dataloader().num_workers == expected
+    assert datamodule.train_dataloader().num_workers == (3 if num_workers == "auto" else num_workers)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from yolo_lightning.data.input_settings import Channels, InputSettings
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.layouts.choose_layout import check_layout
 from yolo_lightning.data.limit_settings import Limits
-from yolo_lightning.data.loader import EvaluationLoader, describe, loader_arguments
+from yolo_lightning.data.loader import EvaluationLoader, describe, evaluation_settings, loader_arguments
 from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.data.sampling.epoch_order import FirstEpoch, SampledOrder, Sampling
 from yolo_lightning.data.sampling.global_batches import GlobalBatches, limited
@@ -339,7 +339,7 @@ class DetectionDataModule(LightningDataModule):
         if trainer is not None and trainer.overfit_batches:  # type: ignore[attr-defined]
             order = FirstEpoch(self._order)
         keys = EpochBatchSampler(order, self.batch_size, batches.rank, batches.processes, has_mixup=has_mixup)
-        arguments = self._loader_arguments(persistent=True)
+        arguments = self._loader_arguments(self.loader, persistent=True)
         cached = f"image cache of {frames.cache.max_frames:,} frames per process"
         rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}, {cached}")
         dataset = TrainingDataset(frames, self.image_size, self.augmentation, self.seed)
@@ -429,13 +429,15 @@ class DetectionDataModule(LightningDataModule):
         return batch
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Sample]:
-        dataset = EvaluationDataset(self._opened(split), self.image_size)
+        frames = self._opened(split)
+        dataset = EvaluationDataset(frames, self.image_size)
         self._datasets[split] = dataset
+        settings = evaluation_settings(self.loader, frames.index.pixels() * frames.channels)
         return EvaluationLoader(
             dataset,
             batch_sampler=FileOrderBatches(len(dataset), self._batches()),
             collate_fn=collate,
-            **self._loader_arguments(persistent=False),
+            **self._loader_arguments(settings, persistent=False),
         )
 
     def _batches(self) -> GlobalBatches:
@@ -443,8 +445,8 @@ class DetectionDataModule(LightningDataModule):
             return GlobalBatches(self.batch_size)
         return GlobalBatches(self.batch_size, self.trainer.global_rank, self.trainer.world_size)
 
-    def _loader_arguments(self, *, persistent: bool) -> dict[str, Any]:
+    def _loader_arguments(self, settings: LoaderSettings, *, persistent: bool) -> dict[str, Any]:
         on_gpu = self.trainer is not None and uses_pinned_memory(self.trainer.strategy.root_device)
         # Without a generator of its own, each iterator of a loader draws from the global stream.
         generator = torch.Generator().manual_seed(self.seed)
-        return {"generator": generator, **loader_arguments(self.loader, on_gpu=on_gpu, persistent=persistent)}
+        return {"generator": generator, **loader_arguments(settings, on_gpu=on_gpu, persistent=persistent)}

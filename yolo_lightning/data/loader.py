@@ -4,6 +4,7 @@ Imported by workers, so imports are few.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import cv2
@@ -12,9 +13,17 @@ from torch.utils.data import DataLoader
 from yolo_lightning.data.loader_settings import LoaderSettings
 from yolo_lightning.data.worker_processes import ForkServingContext, SpawningContext
 from yolo_lightning.utils.activity import Activity, during, loading
+from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.host import worker_count
 
 T = TypeVar("T")
+
+VALUES_WITHOUT_WORKERS = 200_000_000
+"""Pixel values (pixels times channels) of an evaluation that one process reads faster than new workers start.
+
+A process decodes and letterboxes this many in about 2.5 s (JPEG files of HIT-UAV, 8 to 13 ms per million); two or
+more workers start in 2.5 to 6 s (docs/loader.md).
+"""
 
 
 class EvaluationLoader(DataLoader[T]):
@@ -24,6 +33,13 @@ class EvaluationLoader(DataLoader[T]):
         with during(Activity.LOAD):  # the start of the workers
             batches = super().__iter__()
         return loading(batches)
+
+
+def evaluation_settings(settings: LoaderSettings, values: int) -> LoaderSettings:
+    """Return the settings for an evaluation of `values` pixel values: `auto` means no workers for few values."""
+    if settings.num_workers == AUTO and values <= VALUES_WITHOUT_WORKERS:
+        return replace(settings, num_workers=0)
+    return settings
 
 
 def loader_arguments(settings: LoaderSettings, *, on_gpu: bool, persistent: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ class LoaderSettings:
 
     Attributes:
         num_workers: Number of processes that prepare batches; with 0, the training process prepares them. `auto` is the
-            number of available cores, at most 4.
+            number of available cores, at most 4, and 0 for the evaluation of a small split.
         persistent_workers: Keep the training workers between epochs, which saves their start-up (2 s and more). If
             false, no worker idles during a validation, where the death of a worker would go unnoticed. Validation
             workers always end with the validation.
