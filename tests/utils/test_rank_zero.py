@@ -1,12 +1,14 @@
-"""Lines of ranks other than the first begin with rank and host."""
+"""Lines of ranks other than the first, and lines that nobody needs."""
 
 import io
+import logging
 import socket
 
 import pytest
+from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.utils import rank_zero
-from yolo_lightning.utils.rank_zero import RankLines
+from yolo_lightning.utils.rank_zero import RankLines, hide_harmless_lines
 
 
 def test_each_line_of_another_rank_begins_with_rank_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +26,12 @@ def test_each_line_of_another_rank_begins_with_rank_and_host(monkeypatch: pytest
         f"{mark} without a line break",
     ]
     assert lines.closed is False
+
+
+def test_advice_of_lightning_that_a_user_cannot_follow_is_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    hide_harmless_lines()
+    rank_zero_info("You are using a CUDA device ('NVIDIA H200') that has Tensor Cores. To properly utilize them, ...")
+    rank_zero_info("💡 Tip: For seamless cloud logging, ...")
+    rank_zero_info("Restored all states from the checkpoint")
+    assert caplog.messages == ["Restored all states from the checkpoint"]

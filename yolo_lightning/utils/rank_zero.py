@@ -24,14 +24,18 @@ HARMLESS_WARNINGS = (
     "You are using a custom batch sampler `FileOrderBatches`",  # it visits every frame
     r"It is recommended to use `self.log\('.*', ..., sync_dist=True\)`",  # each process scores all frames
     "Early stopping conditioned on metric",  # `MeanAP` says what to set
+    "The AccumulateGrad node's stream does not match",  # recorded passes, whose gradients are equal bit for bit
     # Only a fit has these callbacks; no state of the training is in them.
     "Be aware that when using `ckpt_path`, .* Please add the following callbacks: "
     r"\[('(FitTimer|StatusFile)'(, )?)+\]",
 )
 """Warnings of other libraries that a user cannot act on."""
 
-ADVERTISEMENT = "Tip:"
-"""Part of the log lines in which Lightning recommends other packages."""
+USELESS_LINES = (
+    "Tip:",  # Lightning recommends other packages
+    "that has Tensor Cores",  # convolutions use TF32 by default, and `gemm` is exact on purpose
+)
+"""Parts of log lines of Lightning that a user cannot act on."""
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
@@ -74,18 +78,19 @@ def mark_lines() -> None:
         sys.stderr = cast(TextIO, RankLines(sys.stderr))
 
 
-def is_no_advertisement(record: logging.LogRecord) -> bool:
-    return ADVERTISEMENT not in record.getMessage()
+def is_useful(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return not any(part in message for part in USELESS_LINES)
 
 
 def hide_harmless_lines() -> None:
-    """Hide warnings and advertisements of other libraries that a user cannot act on.
+    """Hide warnings and log lines of other libraries that a user cannot act on.
 
     In a notebook, log lines are printed to stdout, because a notebook shows stderr in red.
     """
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_advertisement)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_useful)
     kernel = sys.modules.get("ipykernel.kernelapp")
     if kernel is not None and kernel.IPKernelApp.initialized():  # False where a program merely imports ipykernel
         for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
