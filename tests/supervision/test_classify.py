@@ -2,7 +2,7 @@ import inspect
 from dataclasses import replace
 
 import pytest
-from torch.utils.data._utils import fetch as torch_fetch, worker as torch_worker
+from torch.utils.data._utils import worker as torch_worker
 
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
@@ -11,7 +11,6 @@ from yolo_lightning.supervision.classify import (
     GET_SAMPLE,
     READ_FRAME,
     SAMPLE_INDEX,
-    WORKER_FETCH,
     WORKER_LOOP,
     Diagnosis,
     Evidence,
@@ -55,7 +54,6 @@ def judge(
 
 def test_names_of_the_contract_exist_in_the_code_that_they_point_to() -> None:
     assert callable(getattr(torch_worker, WORKER_LOOP))
-    assert callable(getattr(torch_fetch._MapDatasetFetcher, WORKER_FETCH))
     assert FRAME_ID in getattr(LabelledFrames, READ_FRAME).__code__.co_varnames
     for dataset in (TrainingDataset, EvaluationDataset):
         assert set(inspect.signature(getattr(dataset, GET_SAMPLE)).parameters) & set(SAMPLE_INDEX)
@@ -110,8 +108,12 @@ def test_trainer_that_reads_itself_is_named_with_the_sample() -> None:
             [worker(11, "open (storage.py:1)", "<module> (torch/__init__.py:1)")],
             "worker process 11 (state S) has not delivered the batch; it is in open",
         ),
+        (
+            [worker(11, "connect (user.py:3)", *LOOP), worker(12, *IDLE, *LOOP)],  # the user's `worker_init_fn`
+            "worker process 11 (state S) has not delivered the batch; it is in connect",
+        ),
     ],
-    ids=["stopped", "in the kernel", "idle", "imports"],
+    ids=["stopped", "in the kernel", "idle", "imports", "start"],
 )
 def test_loader_stall_names_what_the_trainer_waits_for(workers: list[ProcessEvidence], words: str) -> None:
     diagnosis = judge(main_process(*WAITING), *workers)

@@ -11,7 +11,6 @@ from yolo_lightning.utils.process_identity import GONE
 # Contract: names of functions and variables that are searched in Python stacks. They belong to torch, to the standard
 # library and to the data room. tests/supervision/test_classify.py checks that each name exists there.
 WORKER_LOOP = "_worker_loop"  # main loop of a DataLoader worker
-WORKER_FETCH = "fetch"  # load of a batch in this loop
 READ_FRAME = "read"  # method `LabelledFrames.read` in `data/labelled_frames.py`
 FRAME_ID = "image_id"  # its local variable that holds the id of the frame
 GET_SAMPLE = "__getitem__"  # method of every dataset
@@ -77,9 +76,12 @@ class ProcessEvidence:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a running worker waits for the next list of samples."""
+        """Whether a running worker waits for the next list of samples, in a queue of the standard library."""
         functions = [frame.function for frame in self.stack]
-        return self.state in "SR" and WORKER_LOOP in functions and WORKER_FETCH not in functions
+        if self.state not in "SR" or WORKER_LOOP not in functions:
+            return False
+        called_by_loop = self.stack[: functions.index(WORKER_LOOP)]
+        return all(LIBRARY.search(frame.place) for frame in called_by_loop)
 
     @property
     def place(self) -> str:
