@@ -126,9 +126,9 @@ def main() -> None:
             for seed in options.seeds
         ]:
             future.result()
-    found = outcomes(options)
-    text = f"{_conditions_line(options)}\n\n{table(found)}\n"
-    write_json(options.work / "accuracy-study.json", {"conditions": conditions(options), "runs": found})
+    results = outcomes(options)
+    text = f"{_conditions_line(options)}\n\n{table(results)}\n"
+    write_json(options.work / "accuracy-study.json", {"conditions": conditions(options), "runs": results})
     with replacing(options.work / "accuracy-study.md") as temporary:
         temporary.write_text(text)
     print(text)
@@ -178,10 +178,14 @@ def write_few_months(root: Path) -> None:
     clips: dict[int, dict[Path, None]] = {}  # by month, the first digits of the id
     for image in content["images"]:
         clips.setdefault(int(str(image["id"])[:6]), {})[Path(image["file_name"]).parent] = None
-    chosen = {clip for month, own in clips.items() for clip in [*own][: ceil(FEW_MONTHS.get(month, 0.0) * len(own))]}
+    chosen = {
+        clip
+        for month, folders in clips.items()
+        for clip in [*folders][: ceil(FEW_MONTHS.get(month, 0.0) * len(folders))]
+    }
     content["images"] = [image for image in content["images"] if Path(image["file_name"]).parent in chosen]
     kept = {image["id"] for image in content["images"]}
-    content["annotations"] = [one for one in content["annotations"] if one["image_id"] in kept]
+    content["annotations"] = [box for box in content["annotations"] if box["image_id"] in kept]
     write_json(root / FEW_MONTHS_FILE, content)
 
 
@@ -262,9 +266,10 @@ def scored(arm: str, seed: int, dataset: Dataset, options: argparse.Namespace) -
         target = folder / run_files.RECALIBRATED_CHECKPOINT
         data = {name: value for name, value in changes.items() if name.startswith(("config", "data."))}
         data.pop("data.augmentation.close_mosaic_epochs")
-        own = {"checkpoint": checkpoint, "images": options.frames}
-        own |= {"device": "cpu", "output": target}
-        used, checkpoint = run("recalibrate", data | own, Path(f"{folder}.log")), target
+        recalibration = {"checkpoint": checkpoint, "images": options.frames}
+        recalibration |= {"device": "cpu", "output": target}
+        used = run("recalibrate", data | recalibration, Path(f"{folder}.log"))
+        checkpoint = target
     store(folder, arm, seed, tested(folder, checkpoint, {**changes, **scoring.options}), used, options)
 
 
@@ -312,23 +317,23 @@ def known(folder: Path, options: argparse.Namespace) -> dict[str, Any] | None:
 
 def outcomes(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the stored outcomes of all arms and seeds."""
-    found = [known(path.parent, options) for path in sorted(options.work.glob(f"*/{OUTCOME}"))]
-    return [one for one in found if one is not None]
+    stored = [known(path.parent, options) for path in sorted(options.work.glob(f"*/{OUTCOME}"))]
+    return [outcome for outcome in stored if outcome is not None]
 
 
-def table(found: Sequence[dict[str, Any]]) -> str:
+def table(results: Sequence[dict[str, Any]]) -> str:
     """Return the Markdown table: scores, differences from the base recipe, relative time and memory."""
-    arms: dict[str, dict[int, dict[str, Any]]] = {one["arm"]: {} for one in found}
-    for one in found:
-        arms[one["arm"]][one["seed"]] = one
-    classes = sorted({name for one in found for name in one["scores"] if _is_class(name)})
-    names = [name for name in SCORES if any(name in one["scores"] for one in found)]
+    arms: dict[str, dict[int, dict[str, Any]]] = {result["arm"]: {} for result in results}
+    for result in results:
+        arms[result["arm"]][result["seed"]] = result
+    classes = sorted({name for result in results for name in result["scores"] if _is_class(name)})
+    names = [name for name in SCORES if any(name in result["scores"] for result in results)]
     compared = [*(name for name in names if name != "map"), *classes]
     rows = []
     for arm in sorted(arms, key=[*ARMS, *SCORED].index):
         runs, base = arms[arm], arms.get(BASE, {})
         common = sorted(runs.keys() & base.keys())
-        cells = [f"{mean([one['scores'].get(name, nan) for one in runs.values()]):.3f}" for name in names]
+        cells = [f"{mean([result['scores'].get(name, nan) for result in runs.values()]):.3f}" for name in names]
         for name in compared:
             cells.append("" if arm == BASE else interval([difference(runs[s], base[s], name) for s in common]))
         for name in ("seconds", "memory_mib"):
@@ -348,8 +353,8 @@ def title(name: str) -> str:
     return TITLES.get(name, name.removeprefix("map_50/"))
 
 
-def difference(one: dict[str, Any], other: dict[str, Any], name: str) -> float:
-    return float(one["scores"].get(name, nan)) - float(other["scores"].get(name, nan))
+def difference(result: dict[str, Any], base_result: dict[str, Any], name: str) -> float:
+    return float(result["scores"].get(name, nan)) - float(base_result["scores"].get(name, nan))
 
 
 def mean(values: Sequence[float]) -> float:

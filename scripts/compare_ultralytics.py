@@ -123,14 +123,14 @@ def remember_settings(arguments: argparse.Namespace) -> None:
     settings = {name: str(getattr(arguments, name)) for name in shared if name != "epochs" or arguments.epochs}
     path: Path = arguments.work / "settings.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    known = json.loads(path.read_text()) if path.is_file() else {}
+    stored = json.loads(path.read_text()) if path.is_file() else {}
     for name, value in settings.items():
-        if known.get(name, value) != value:
+        if stored.get(name, value) != value:
             raise ValueError(
-                f"--{name} must be {known[name]} like in the runs in {arguments.work}, got {value}; "
+                f"--{name} must be {stored[name]} like in the runs in {arguments.work}, got {value}; "
                 "choose another --work for other settings"
             )
-    path.write_text(json.dumps(known | settings, indent=2) + "\n")
+    path.write_text(json.dumps(stored | settings, indent=2) + "\n")
 
 
 def make_run(

@@ -102,9 +102,9 @@ def prepare(work: Path, settings: dict[str, Any]) -> Path:
     path = work / "results.json"
     if not path.is_file():
         path.write_text(json.dumps({"settings": settings}, indent=1) + "\n")
-    known = json.loads(path.read_text())["settings"]
-    if known != settings:
-        raise ValueError(f"the results in {path} have the settings {known}, not {settings}; choose another --work")
+    stored = json.loads(path.read_text())["settings"]
+    if stored != settings:
+        raise ValueError(f"the results in {path} have the settings {stored}, not {settings}; choose another --work")
     return path
 
 
@@ -143,8 +143,8 @@ def _run_missing(name: str, training: Any, work: Path, faults: Any, rules: Any, 
         if kind in stored.get(name, {}):
             continue
         folder = work / name / kind
-        own = replace(training, run_folder=str(folder / "run"))
-        outcome = Contest(SYSTEMS[name], own, folder, schedule, rules).run()
+        run_training = replace(training, run_folder=str(folder / "run"))
+        outcome = Contest(SYSTEMS[name], run_training, folder, schedule, rules).run()
         stored.setdefault(name, {})[kind] = asdict(outcome)
         temporary = results_file.with_suffix(".part")
         temporary.write_text(json.dumps(stored) + "\n")

@@ -31,25 +31,30 @@ def main() -> None:
             add(totals[reader], fuzz(reader, min(arguments.seconds, left_s), seed, arguments.keep))
         seed += 1
     print(table(list(totals.values())))
-    for one in totals.values():
-        for found in one.findings:
-            print(f"{one.reader}: {found['error']} ({found['file']})")
-    sys.exit(any(one.findings for one in totals.values()))
+    for total in totals.values():
+        for finding in total.findings:
+            print(f"{total.reader}: {finding['error']} ({finding['file']})")
+    sys.exit(any(total.findings for total in totals.values()))
 
 
 def add(total: SessionReport, report: SessionReport) -> None:
     total.inputs += report.inputs
     total.accepted += report.accepted
-    known = {found["error"].partition(": ")[0] for found in total.findings}
-    total.findings += [found for found in report.findings if found["error"].partition(": ")[0] not in known]
+    errors = {finding["error"].partition(": ")[0] for finding in total.findings}
+    total.findings += [finding for finding in report.findings if finding["error"].partition(": ")[0] not in errors]
 
 
 def table(reports: list[SessionReport]) -> str:
     """Return the totals as a Markdown table."""
     lines = ["| reader | inputs | read without error | findings |", "| --- | ---: | ---: | ---: |"]
-    lines += [f"| {one.reader} | {one.inputs:,} | {one.accepted:,} | {len(one.findings)} |" for one in reports]
-    inputs, accepted = sum(one.inputs for one in reports), sum(one.accepted for one in reports)
-    return "\n".join([*lines, f"| all | {inputs:,} | {accepted:,} | {sum(len(one.findings) for one in reports)} |"])
+    lines += [
+        f"| {report.reader} | {report.inputs:,} | {report.accepted:,} | {len(report.findings)} |" for report in reports
+    ]
+    inputs = sum(report.inputs for report in reports)
+    accepted = sum(report.accepted for report in reports)
+    return "\n".join(
+        [*lines, f"| all | {inputs:,} | {accepted:,} | {sum(len(report.findings) for report in reports)} |"]
+    )
 
 
 if __name__ == "__main__":

@@ -39,14 +39,14 @@ Imports = Mapping[str, frozenset[str]]
 
 def modules(*folders: str) -> dict[str, Path]:
     """Return the source file of every module below `folders`, by dotted name."""
-    found = {}
+    files = {}
     for folder in folders:
         # Path.rglob does not follow `yolo_lightning/callbacks`, a symbolic link.
         walked = os.walk(ROOT / folder, followlinks=True)
         for path in sorted(Path(place, name) for place, _, names in walked for name in names if name.endswith(".py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
 
 
 def imported_names(path: Path) -> set[str]:
@@ -63,15 +63,15 @@ def imported_names(path: Path) -> set[str]:
 
 def imports(files: Mapping[str, Path], prefix: str = "") -> Imports:
     """Return which of `files` each of them imports; scripts import their neighbours by names without `prefix`."""
-    found = {}
+    graph = {}
     for name, path in files.items():
         targets = set()
         for imported in imported_names(path):
             parent = imported.rpartition(".")[0]
             candidates = (imported, prefix + imported, parent, prefix + parent)
-            targets |= {next((one for one in candidates if one in files), name)}
-        found[name] = frozenset(targets - {name})
-    return found
+            targets |= {next((candidate for candidate in candidates if candidate in files), name)}
+        graph[name] = frozenset(targets - {name})
+    return graph
 
 
 def room_of(module: str) -> str:
@@ -80,23 +80,23 @@ def room_of(module: str) -> str:
     return below.partition(".")[0] or "__init__"
 
 
-def arrows(found: Imports) -> dict[str, set[str]]:
+def arrows(graph: Imports) -> dict[str, set[str]]:
     """Return the imported rooms by importing room; `yolo_lightning/__init__.py`, the public API, is none."""
     between: dict[str, set[str]] = defaultdict(set)
-    for importer, targets in found.items():
+    for importer, targets in graph.items():
         between[room_of(importer)] |= {room_of(target) for target in targets} - {room_of(importer), "__init__"}
     return {room: targets for room, targets in between.items() if targets and room != "__init__"}
 
 
 def floor_of(room: str) -> int:
     """Return the floor of a room, 0 for the lowest; raise KeyError if `FLOORS` does not contain the room."""
-    return {one: floor for floor, rooms in enumerate(FLOORS) for one in rooms}[room]
+    return {name: floor for floor, rooms in enumerate(FLOORS) for name in rooms}[room]
 
 
-def circles(found: Imports) -> list[tuple[str, ...]]:
+def circles(graph: Imports) -> list[tuple[str, ...]]:
     """Return the sorted modules of one circle of imports, an empty list if there is none."""
     try:
-        TopologicalSorter(found).prepare()
+        TopologicalSorter(graph).prepare()
     except CycleError as error:
         return [tuple(sorted(set(error.args[1])))]
     return []

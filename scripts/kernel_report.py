@@ -95,8 +95,8 @@ def compile_amd(clang: str, architecture: str, kernels: Sequence[str]) -> list[C
         file.write_text(PRELUDE + build.source(kernels), encoding="utf-8")
         flags = ["-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "-std=c++17", "-O3", "-S"]
         _run([clang, *flags, f"--offload-arch={architecture}", str(file), "-o", str(assembly)])
-        found = {kernel.name: kernel for kernel in parse_amd(assembly.read_text(encoding="utf-8"), architecture)}
-    return [found[name] for name in kernels]
+        compiled = {kernel.name: kernel for kernel in parse_amd(assembly.read_text(encoding="utf-8"), architecture)}
+    return [compiled[name] for name in kernels]
 
 
 def parse_amd(assembly: str, architecture: str) -> list[CompiledKernel]:
@@ -131,11 +131,14 @@ def _inner_loop(text: str) -> list[str]:
         jump = BRANCH.match(body[-1]) if body else None
         leaves = any(re.match(r"\t(s_endpgm|s_branch)", line) for line in body[-1:])
         following.append(({labels[jump[1]]} if jump else set()) | (set() if leaves else {block + 1} - {len(bodies)}))
-    preceding = [{one for one, others in enumerate(following) if block in others} for block in range(len(bodies))]
+    preceding = [
+        {predecessor for predecessor, successors in enumerate(following) if block in successors}
+        for block in range(len(bodies))
+    ]
     loops: list[list[str]] = []
     for head in range(len(bodies)):
         beyond = _reached(following, 0, without=head)
-        ends = [block for block, others in enumerate(following) if head in others and block not in beyond]
+        ends = [block for block, successors in enumerate(following) if head in successors and block not in beyond]
         inside = {head}.union(*(_reached(preceding, end, without=head) for end in ends))
         if ends:
             jumps = [block for block in inside if min(inside) in following[block] and block >= max(head, min(inside))]
@@ -157,12 +160,13 @@ def _load_waits(loop: Sequence[str]) -> int:
 
 def _reached(following: Sequence[set[int]], start: int, without: int) -> set[int]:
     """Return the blocks that are reached from a block without passing another one."""
-    found, left = set(), [start]
-    while left:
-        if (block := left.pop()) != without and block not in found:
-            found.add(block)
-            left.extend(following[block])
-    return found
+    reached = set()
+    waiting = [start]
+    while waiting:
+        if (block := waiting.pop()) != without and block not in reached:
+            reached.add(block)
+            waiting.extend(following[block])
+    return reached
 
 
 def _kinds(lines: Sequence[str]) -> Counter[str]:
@@ -179,9 +183,9 @@ def _compile_nvidia(nvcc: str, architecture: str, kernels: Sequence[str]) -> lis
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernels.cu"
         file.write_text(build.source(kernels), encoding="utf-8")
-        made = _run([nvcc, "-cubin", f"-arch={architecture}", "-Xptxas", "-v", str(file), "-o", f"{file}bin"])
-    found = {}
-    for part in re.split(r"Compiling entry function '", made)[1:]:
+        messages = _run([nvcc, "-cubin", f"-arch={architecture}", "-Xptxas", "-v", str(file), "-o", f"{file}bin"])
+    compiled = {}
+    for part in re.split(r"Compiling entry function '", messages)[1:]:
         name = part.partition("'")[0]
         registers = _number(r"Used (\d+) registers", part)
         spilled, shared = _number(r"(\d+) bytes spill stores", part), _number(r"(\d+) bytes smem", part)
@@ -190,20 +194,20 @@ def _compile_nvidia(nvcc: str, architecture: str, kernels: Sequence[str]) -> lis
         per_block = -(-registers * WARP // 256) * 256 * THREADS // WARP
         blocks = min(threads // THREADS, all_registers // per_block, all_shared // shared if shared else threads)
         waves = blocks * THREADS // WARP
-        found[name] = CompiledKernel(name, architecture, registers, spilled, shared, waves, Counter())
-    return [found[name] for name in kernels]
+        compiled[name] = CompiledKernel(name, architecture, registers, spilled, shared, waves, Counter())
+    return [compiled[name] for name in kernels]
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    return int(found[1]) if found else 0
+    match = re.search(pattern, text)
+    return int(match[1]) if match else 0
 
 
 def _run(words: Sequence[str]) -> str:
-    made = subprocess.run(words, capture_output=True, text=True)
-    if made.returncode != 0:
-        raise RuntimeError(f"{words[0]} failed with exit code {made.returncode}: {made.stderr[-2000:]}")
-    return made.stdout + made.stderr
+    completed = subprocess.run(words, capture_output=True, text=True)
+    if completed.returncode != 0:
+        raise RuntimeError(f"{words[0]} failed with exit code {completed.returncode}: {completed.stderr[-2000:]}")
+    return completed.stdout + completed.stderr
 
 
 def describe(kernels: Sequence[CompiledKernel]) -> str:

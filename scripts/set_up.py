@@ -104,13 +104,13 @@ def choose_torch(python: Path, tested: list[str]) -> TorchChoice:
             f"{' and '.join(missing)}; a smaller installation: docs/usage.md"
         )
         return TorchChoice(tested, line)
-    others = [line for line in tested if line.partition("==")[0] not in PAIR]
+    further_packages = [line for line in tested if line.partition("==")[0] not in PAIR]
     tested_pair = pair_of(tested)
     if all(version + CPU in versions[name] for name, version in tested_pair.items()):
         pair = [f"{name}=={version}{CPU}" for name, version in tested_pair.items()]
     else:
         pair = [only_cpu_builds(name, versions[name]) for name in PAIR]  # pip selects two that belong together
-    return TorchChoice(others + pair, f"CPU build of torch, {CPU_SIZE}, because there is no GPU")
+    return TorchChoice(further_packages + pair, f"CPU build of torch, {CPU_SIZE}, because there is no GPU")
 
 
 def standard_build(gpu: str, tested: list[str], versions: dict[str, list[str]]) -> TorchChoice:
@@ -178,9 +178,9 @@ def minimum() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pattern = re.compile(r"([\w-]+)(?:\[\w+\])?[>=]=([\d.]+)")
     required = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    found = [pattern.match(requirement) for requirement in required]
-    assert all(found), "every dependency has a minimum version"
-    return [f"{one[1]}=={one[2]}" for one in found if one]
+    matches = [pattern.match(requirement) for requirement in required]
+    assert all(matches), "every dependency has a minimum version"
+    return [f"{match[1]}=={match[2]}" for match in matches if match]
 
 
 if __name__ == "__main__":

@@ -57,9 +57,15 @@ def measure(run: Training, dataset: Dataset) -> Result:
         trained = settings["data"]
         data = dataset.module(run.batch_size, trained["image_size"], background=trained["input"]["background"])
     scores = validated(weights, data, folder)
-    names = ("map_50", "map", "ultralytics_map_50", "ultralytics_map", *(f"map_50/{one}" for one in data.class_names))
-    found = {name: scores[f"val/{name}"] for name in names if isfinite(scores.get(f"val/{name}", nan))}
-    result = {"arm": run.arm, "seed": run.seed, **found}
+    names = (
+        "map_50",
+        "map",
+        "ultralytics_map_50",
+        "ultralytics_map",
+        *(f"map_50/{class_name}" for class_name in data.class_names),
+    )
+    finite_scores = {name: scores[f"val/{name}"] for name in names if isfinite(scores.get(f"val/{name}", nan))}
+    result = {"arm": run.arm, "seed": run.seed, **finite_scores}
     name, column = ("results.csv", "time") if run.arm in OF_ULTRALYTICS else (run_files.METRICS, "time_s")
     with (folder / name).open(newline="") as file:  # the last row of each epoch
         ends = {row["epoch"]: float(row[column]) for row in csv.DictReader(file, skipinitialspace=True)}
@@ -84,9 +90,11 @@ def speed(folder: Path) -> Result:
     """Return images per second of wall and processor time, medians over all but the first epoch, and peak memory."""
     content = json.loads((folder / CLOCK).read_text())
     epochs = content.pop("epochs")
-    content["processor_min"] = sum(one["processor_s"] for one in epochs) / 60
+    content["processor_min"] = sum(epoch["processor_s"] for epoch in epochs) / 60
     for name in ("wall_s", "processor_s"):
-        content[f"images_per_{name}"] = statistics.median(one["images"] / one[name] for one in epochs[1:] or epochs)
+        content[f"images_per_{name}"] = statistics.median(
+            epoch["images"] / epoch[name] for epoch in epochs[1:] or epochs
+        )
     return dict(content)
 
 
@@ -98,7 +106,7 @@ def finished(work: Path) -> list[Result]:
 
 def show(results: Sequence[Result], turns: dict[str, list[Result]]) -> None:
     """Print a row per arm: scores with intervals, mean and range of speed and memory; and the speeds of the turns."""
-    present = dict.fromkeys(name for one in results for name in one)
+    present = dict.fromkeys(name for result in results for name in result)
     names = [name for name in SCORES if name in present] + [name for name in present if name.startswith(PER_CLASS)]
     speeds = {title: column for title, column in SPEEDS.items() if column[0] in present}
     about = "validation split, final weights, one evaluator (COCO); mean over seeds"
@@ -107,18 +115,18 @@ def show(results: Sequence[Result], turns: dict[str, list[Result]]) -> None:
     for title in ("trainer", "seeds", *scores, *speeds):
         table.add_column(title, justify="left" if title == "trainer" else "right")
     for arm in ARMS:
-        if own := [one for one in results if one["arm"] == arm]:
-            columns = [[one[name] for one in own if name in one] for name in names]
+        if arm_results := [result for result in results if result["arm"] == arm]:
+            columns = [[result[name] for result in arm_results if name in result] for name in names]
             # Earlier results lack classes.
-            cells = [_score_cell(values) if len(values) == len(own) else "" for values in columns]
-            cells += [spread([one[name] for one in own], digits) for name, digits in speeds.values()]
-            table.add_row(arm, str(len(own)), *cells)
+            cells = [_score_cell(values) if len(values) == len(arm_results) else "" for values in columns]
+            cells += [spread([result[name] for result in arm_results], digits) for name, digits in speeds.values()]
+            table.add_row(arm, str(len(arm_results)), *cells)
     Console(width=TABLE_WIDTH).print(table)
     for line in compared_by_seed(results):
         print(line)
-    for trainer, own in turns.items():
+    for trainer, trainer_turns in turns.items():
         for unit, name in (("images/s", "images_per_wall_s"), ("images/processor s", "images_per_processor_s")):
-            rates = [one[name] for one in own]
+            rates = [turn[name] for turn in trainer_turns]
             middle, extremes = statistics.median(rates), f"{min(rates):.2f} to {max(rates):.2f}"
             print(f"{len(rates)} turns, {trainer}: median {middle:.2f} {unit} ({extremes})")
 

@@ -101,10 +101,10 @@ def while_saving(least_bytes: int, *effects: Effect) -> Action:
 
 def workers(run: Run) -> list[int]:
     """Return the process ids of the loader workers of the trainer, oldest first."""
-    found: list[int] = []
+    pids: list[int] = []
     for children in Path(f"/proc/{run.trainer}/task").glob("*/children"):
-        found += map(int, children.read_text().split())
-    return sorted(pid for pid in found if "multiprocessing.spawn" in Path(f"/proc/{pid}/cmdline").read_text())
+        pids += map(int, children.read_text().split())
+    return sorted(pid for pid in pids if "multiprocessing.spawn" in Path(f"/proc/{pid}/cmdline").read_text())
 
 
 TARGETS: dict[str, Callable[[Run, signal.Signals], None]] = {

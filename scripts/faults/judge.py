@@ -44,12 +44,12 @@ class FinalState:
     def read(cls, run_folder: Path) -> "FinalState":
         """Read the final state of a run; raise OSError if a file is missing."""
         last = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=True)
-        found = dict(tensors({name: last[name] for name in STATES}, "last"))
+        compared = dict(tensors({name: last[name] for name in STATES}, "last"))
         checkpoint = torch.load(run_folder / "checkpoints" / "best.ckpt", weights_only=True)
-        found |= dict(tensors(checkpoint["state_dict"], "best"))
+        compared |= dict(tensors(checkpoint["state_dict"], "best"))
         with (run_folder / "metrics.csv").open(newline="") as file:
             rows = [{key: value for key, value in row.items() if key != "time_s"} for row in csv.DictReader(file)]
-        return cls(found, rows, int(last["steps"]))
+        return cls(compared, rows, int(last["steps"]))
 
 
 def tensors(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -61,27 +61,29 @@ def tensors(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
             yield from tensors(value, f"{name}.{key}")
 
 
-def differences(found: FinalState, expected: FinalState) -> list[str]:
+def differences(actual: FinalState, expected: FinalState) -> list[str]:
     """Return what differs. NaN is always a difference, because two broken runs could agree in it."""
     wrong = []
-    if found.steps != expected.steps:
-        wrong.append(f"{found.steps} steps trained instead of {expected.steps}")
-    if found.tensors.keys() != expected.tensors.keys():
-        wrong.append(f"other tensors: {sorted(found.tensors.keys() ^ expected.tensors.keys())[:SHOWN]}")
-    broken = [name for name, tensor in found.tensors.items() if not tensor.isfinite().all()]
+    if actual.steps != expected.steps:
+        wrong.append(f"{actual.steps} steps trained instead of {expected.steps}")
+    if actual.tensors.keys() != expected.tensors.keys():
+        wrong.append(f"other tensors: {sorted(actual.tensors.keys() ^ expected.tensors.keys())[:SHOWN]}")
+    broken = [name for name, tensor in actual.tensors.items() if not tensor.isfinite().all()]
     if broken:
         wrong.append(f"{len(broken)} tensors are not finite, among them {broken[0]}")
-    both = found.tensors.keys() & expected.tensors.keys()
-    other = sorted(name for name in both if not torch.equal(found.tensors[name], expected.tensors[name]))
+    both = actual.tensors.keys() & expected.tensors.keys()
+    other = sorted(name for name in both if not torch.equal(actual.tensors[name], expected.tensors[name]))
     if other:
         wrong.append(f"{len(other)} of {len(both)} tensors differ, among them {', '.join(other[:SHOWN])}")
-    steps, expected_steps = ([(row["epoch"], row["step"]) for row in state.rows] for state in (found, expected))
+    steps, expected_steps = ([(row["epoch"], row["step"]) for row in state.rows] for state in (actual, expected))
     if steps != expected_steps:
         doubled = sorted(Counter(steps) - Counter(expected_steps))
         missing = sorted(set(expected_steps) - set(steps))
         wrong.append(f"metrics.csv: doubled rows {doubled[:SHOWN]}, missing rows {missing[:SHOWN]} (epoch, step)")
-    elif found.rows != expected.rows:
-        changed = [one["step"] for one, two in zip(found.rows, expected.rows, strict=True) if one != two]
+    elif actual.rows != expected.rows:
+        changed = [
+            row["step"] for row, expected_row in zip(actual.rows, expected.rows, strict=True) if row != expected_row
+        ]
         wrong.append(f"metrics.csv: other values at the steps {changed[:SHOWN]}")
     return wrong
 
@@ -106,13 +108,16 @@ class Verdict:
 
 def judge(run: Run, expected: FinalState | None) -> Verdict:
     """Return the verdict on a finished run, and delete what the run has left behind."""
-    case, incidents, left, noticed = run.case, run.incidents(), leftovers(run), noticed_s(run)
+    case = run.case
+    incidents = run.incidents()
+    remains = leftovers(run)
+    noticed = noticed_s(run)
     wrong = [f"did not end within {case.limit_s:g} s"] if run.hung else []
     if tuple(run.codes) != case.codes:
         wrong.append(f"exit codes {run.codes} instead of {list(case.codes)}")
     wrong += _wrong_reports(case, incidents, noticed, run)
-    if left:
-        wrong.append(f"left behind: {', '.join(left)}")
+    if remains:
+        wrong.append(f"left behind: {', '.join(remains)}")
     output = run.output() + run.log_file()
     wrong += [f"the output does not contain {text!r}" for text in case.log if text not in output]
     state = FallbackState.read(run.run_folder / STATE_FILE)
@@ -129,11 +134,11 @@ def judge(run: Run, expected: FinalState | None) -> Verdict:
     wrong += case.check(run)
     if case.exact and expected is not None:
         try:
-            found = FinalState.read(run.run_folder)
+            actual = FinalState.read(run.run_folder)
         except OSError as error:
             wrong.append(f"no final state: {error}")
         else:
-            wrong += differences(found, expected)
+            wrong += differences(actual, expected)
     return Verdict(
         case.name,
         case.fault,
@@ -141,7 +146,7 @@ def judge(run: Run, expected: FinalState | None) -> Verdict:
         reported=incidents[-1]["sentence"].replace(f"{run.folder}/", "") if incidents else "",
         lost_steps=max(lost, default=None),
         recovered_s=max(recovered, default=None),
-        leftovers=tuple(left),
+        leftovers=tuple(remains),
         codes=tuple(run.codes),
         wrong=tuple(wrong),
         lost_each=tuple(lost),
@@ -150,11 +155,11 @@ def judge(run: Run, expected: FinalState | None) -> Verdict:
 
 def leftovers(run: Run) -> list[str]:
     """Return what the run has left behind, and end its processes."""
-    found = [f"process {pid}" for pid in traces.marked(MARK_VARIABLE, run.mark)]
+    remains = [f"process {pid}" for pid in traces.marked(MARK_VARIABLE, run.mark)]
     traces.end_marked(MARK_VARIABLE, run.mark)
-    found += traces.temporary_files(run.run_folder, run.temporary)
+    remains += traces.temporary_files(run.run_folder, run.temporary)
     shutil.rmtree(run.temporary, ignore_errors=True)  # may be in /dev/shm
-    return found + [f"/dev/shm/{name}" for name in traces.orphaned_shared_memory(run.shared_memory_before)]
+    return remains + [f"/dev/shm/{name}" for name in traces.orphaned_shared_memory(run.shared_memory_before)]
 
 
 def _wrong_reports(case: Case, incidents: list[dict[str, Any]], noticed: list[float], run: Run) -> list[str]:

@@ -98,21 +98,21 @@ def run_cases(
     """Run `at_a_time` cases side by side, the longest first; print the verdicts and return them in the given order."""
     prepare(root)
     expected = reference(root, epochs)
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     with ThreadPoolExecutor(at_a_time) as pool:
         longest_first = sorted(cases, key=lambda case: -len(case.reports) - len(case.codes))
         waiting = [pool.submit(_run_case, case, root, expected, judge_case, keep) for case in longest_first]
         try:
             for future in as_completed(waiting):
                 verdict = future.result()
-                found[verdict.name] = verdict
+                verdicts[verdict.name] = verdict
                 print(line(verdict), file=sys.stderr, flush=True)
         except BaseException:  # also Ctrl-C
             pool.shutdown(wait=False, cancel_futures=True)
             while traces.end_marked(ROOT_VARIABLE, str(root)):
                 time.sleep(0.5)  # a process may have been starting
             raise
-    return [found[case.name] for case in cases]
+    return [verdicts[case.name] for case in cases]
 
 
 def _format_number(value: float | None) -> str:

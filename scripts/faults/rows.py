@@ -174,7 +174,11 @@ def _notified_before_thaw(run: Run) -> list[str]:
     """Check that the stall was notified while the disk was frozen."""
     early = [text for at_s, text in run.notes["messages"] if at_s < run.notes["thawed_s"]]
     words = ("stalled",)
-    return [f"no notification of {word!r} before the thaw" for word in words if not any(word in one for one in early)]
+    return [
+        f"no notification of {word!r} before the thaw"
+        for word in words
+        if not any(word in message for message in early)
+    ]
 
 
 def _notified_once_of_full_disk(run: Run) -> list[str]:

@@ -119,8 +119,10 @@ class Run:
         self.run_folder = self.folder / "run"
         self.config_file = self.folder / "config.yaml"
         self.folder.mkdir(parents=True)
-        own = self.folder / "tmp"
-        self.temporary = Path(case.environment.get("TMPDIR", str(own)).format(name=f"faults-{uuid.uuid4().hex}"))
+        default_folder = self.folder / "tmp"
+        self.temporary = Path(
+            case.environment.get("TMPDIR", str(default_folder)).format(name=f"faults-{uuid.uuid4().hex}")
+        )
         self.temporary.mkdir(parents=True)
         self.configuration = configuration(case, root, self.folder)
         self.shared_memory_before = traces.shared_memory()
@@ -246,8 +248,8 @@ class Run:
         end_s = time.monotonic() + self.case.limit_s
         sequence = -1
         while self.process.poll() is None:
-            found = read_heartbeat(self.heartbeat_file())
-            self.record = found if isinstance(found, Heartbeat) else None
+            record = read_heartbeat(self.heartbeat_file())
+            self.record = record if isinstance(record, Heartbeat) else None
             if self.record is not None and self.record.sequence != sequence:
                 sequence = self.record.sequence
                 self.beats.append(Beat(time.monotonic(), self.record.process, self.record.phase, self.record.step))
@@ -279,7 +281,7 @@ Action = Callable[[Run], bool]
 def configuration(case: Case, root: Path, folder: Path) -> dict[str, Any]:
     """Return the configuration of a case, whose faults are recorded in `folder`."""
     tree: dict[str, Any] = yaml.safe_load((FAULTS / "config.yaml").read_text())
-    long_s = {one.name: LONG_S * busyness() for one in fields(PhaseTimeouts)}
+    long_s = {timeout.name: LONG_S * busyness() for timeout in fields(PhaseTimeouts)}
     short_s = {name: value * (busyness() if name in PROCESS_STARTS else 1) for name, value in case.timeouts_s.items()}
     tree["supervision"] |= {**case.supervision, "phase_timeouts": long_s | short_s}
     tree["data"] |= {"root": str(root / "data"), "storage": {"index_root": str(root / "index")}}

@@ -15,26 +15,26 @@ TEMPORARY_PATTERNS = (".writing-*", ".probe-*", "checkpoints/.writing-*", "*.par
 def marked(variable: str, value: str) -> list[int]:
     """Return the ids of living processes with this value of an environment variable."""
     entry = f"{variable}={value}".encode()
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
             if state not in "ZX" and entry in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def end_marked(variable: str, value: str) -> bool:
     """Kill all processes with this value of an environment variable, and return whether there were any."""
-    found = marked(variable, value)
-    for pid in found:
+    pids = marked(variable, value)
+    for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    return bool(found)
+    return bool(pids)
 
 
 def shared_memory() -> set[str]:
@@ -69,5 +69,5 @@ def _unused_names() -> set[str]:
 
 def temporary_files(run_folder: Path, temporary: Path) -> list[str]:
     """Return the temporary files of the run folder and the content of the temporary folder of the case."""
-    found = [path for pattern in TEMPORARY_PATTERNS for path in run_folder.glob(pattern)]
-    return sorted(str(path) for path in {*found, *temporary.iterdir()})
+    paths = [path for pattern in TEMPORARY_PATTERNS for path in run_folder.glob(pattern)]
+    return sorted(str(path) for path in {*paths, *temporary.iterdir()})

@@ -97,11 +97,11 @@ def repeat(content: bytes, chance: random.Random) -> bytes:
 
 
 def number(content: bytes, chance: random.Random) -> bytes:
-    found = list(NUMBER.finditer(content))
-    if not found:
+    matches = list(NUMBER.finditer(content))
+    if not matches:
         return flip(content, chance)
-    one = chance.choice(found)
-    return content[: one.start()] + chance.choice(NUMBERS) + content[one.end() :]
+    match = chance.choice(matches)
+    return content[: match.start()] + chance.choice(NUMBERS) + content[match.end() :]
 
 
 def text(content: bytes, chance: random.Random) -> bytes:

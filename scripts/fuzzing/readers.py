@@ -132,8 +132,8 @@ def image(folder: Path) -> Target:
 
     def read() -> None:
         image_shape(file)
-        for one in files:
-            one.read("a.jpg")
+        for reader in files:
+            reader.read("a.jpg")
 
     return Target(file, pictures(), read)
 
@@ -239,8 +239,8 @@ def check(file: Path) -> Callable[[], None]:
     template = Template(("20200502114223000", "20200502114223001"))
 
     def read() -> None:
-        for one in (None, template):
-            report = check_submission(file, one)
+        for expected in (None, template):
+            report = check_submission(file, expected)
             for problem in report.problems:
                 _check_text(problem.what)
 
@@ -431,16 +431,21 @@ def evaluation(folder: Path) -> Target:
     from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
 
     box, label = torch.tensor([[1.0, 1.0, 9.0, 9.0]]), torch.tensor([0])
-    found, real = [Prediction("1", box, torch.tensor([0.5]), label)], [Truth("1", box, label, 202005)]
+    predictions = [Prediction("1", box, torch.tensor([0.5]), label)]
+    real = [Truth("1", box, label, 202005)]
     file = folder / "val.npz"
-    EvaluationRecord("val", ("a",), ("1",), match(found, real, 1), match_as_ultralytics(found, real, 1)).save(file)
+    EvaluationRecord(
+        "val", ("a",), ("1",), match(predictions, real, 1), match_as_ultralytics(predictions, real, 1)
+    ).save(file)
     return Target(file, [file.read_bytes()], lambda: EvaluationRecord.load(file))
 
 
 def _check_text(text: str) -> None:
     """Raise an AssertionError if a text for a terminal contains control characters."""
-    found = {one for one in text if (one < " " and one not in "\n\t") or "\x7f" <= one < "\xa0"}
-    assert not found, f"control characters {sorted(found)} in {text[:200]!r}"
+    control_characters = {
+        character for character in text if (character < " " and character not in "\n\t") or "\x7f" <= character < "\xa0"
+    }
+    assert not control_characters, f"control characters {sorted(control_characters)} in {text[:200]!r}"
 
 
 READERS: dict[str, Callable[[Path], Target]] = {

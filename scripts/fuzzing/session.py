@@ -161,8 +161,8 @@ def is_allowed(error: BaseException) -> bool:
 def where(error: BaseException) -> str:
     """Return type and place of an error, by which findings are counted once."""
     calls = traceback.extract_tb(error.__traceback__)
-    own = [call for call in calls if PACKAGE in call.filename] or calls
-    return f"{type(error).__name__} in {Path(own[-1].filename).name}:{own[-1].lineno} {own[-1].name}"
+    frames = [call for call in calls if PACKAGE in call.filename] or calls
+    return f"{type(error).__name__} in {Path(frames[-1].filename).name}:{frames[-1].lineno} {frames[-1].name}"
 
 
 def finding(keep: Path, reader: str, error: str, content: bytes) -> dict[str, str]:

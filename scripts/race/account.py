@@ -82,12 +82,12 @@ class Outcome:
                 progress_s.append(at_s)
                 furthest = step
         begins = [at_s for at_s, _ in self.faults]
-        found = [0.0] * len(begins)
+        longest_s = [0.0] * len(begins)
         for before_s, after_s in pairwise(progress_s):
             fault = bisect.bisect(begins, min(before_s + 1, after_s)) - 1
             if fault >= 0:
-                found[fault] = max(found[fault], after_s - max(before_s, begins[fault]))
-        return found
+                longest_s[fault] = max(longest_s[fault], after_s - max(before_s, begins[fault]))
+        return longest_s
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:

@@ -69,19 +69,19 @@ def table(results: Mapping[str, Sequence[Result]], missing: Mapping[str, str]) -
 
 def _cells(results: Sequence[Result]) -> tuple[str, ...]:
     """Return the texts of a row without the title: medians and ranges over the seeds."""
-    undisturbed = [run for one in results for run in (one.undisturbed, one.repeated) if run is not None]
-    raced = [one.raced for one in results]
-    recoveries = [one.recovery_s for one in raced if one.recovery_s]
+    undisturbed = [run for result in results for run in (result.undisturbed, result.repeated) if run is not None]
+    raced = [result.raced for result in results]
+    recoveries = [run.recovery_s for run in raced if run.recovery_s]
     return (
         _spread([run.finished_s for run in undisturbed]),
         _spread([run.finished_s for run in raced]),
-        _spread([one.ratio for one in results], digits=1),
-        _spread([statistics.fmean(one) for one in recoveries]),
-        _spread([max(one) for one in recoveries]),
+        _spread([result.ratio for result in results], digits=1),
+        _spread([statistics.fmean(times_s) for times_s in recoveries]),
+        _spread([max(times_s) for times_s in recoveries]),
         _spread([run.lost for run in raced]),
         ", ".join(
             f"{text} ({count})" if len(results) > 1 else text
-            for text, count in Counter(one.equal for one in results).items()
+            for text, count in Counter(result.equal for result in results).items()
         ),
         _spread([len(run.interventions) for run in raced]),
     )
@@ -89,11 +89,11 @@ def _cells(results: Sequence[Result]) -> tuple[str, ...]:
 
 def _spread(values: Sequence[float | None], digits: int = 0) -> str:
     """Return the median of values and, if they differ, their range; None is a run that did not finish."""
-    known = [round(value, digits) for value in values if value is not None]
-    if len(known) < len(values) or not known:
-        return f"{len(values) - len(known)} of {len(values)} not finished" if values else "-"
-    middle = f"{round(statistics.median(known), 1):g}"
-    low, high = min(known), max(known)
+    finished = [round(value, digits) for value in values if value is not None]
+    if len(finished) < len(values) or not finished:
+        return f"{len(values) - len(finished)} of {len(values)} not finished" if values else "-"
+    middle = f"{round(statistics.median(finished), 1):g}"
+    low, high = min(finished), max(finished)
     return middle if low == high else f"{middle} ({low:.{digits}f} to {high:.{digits}f})"
 
 
@@ -109,7 +109,11 @@ def draw(results: Mapping[str, Result], path: Path) -> None:
     figure, axes = pyplot.subplots(
         len(shown), 1, sharex=True, squeeze=False, figsize=(8, 1.3 * len(shown) + 0.9), layout="constrained"
     )
-    kinds = [kind for kind in KINDS if any(kind == at for one in shown.values() for _, at in one.raced.faults)]
+    kinds = [
+        kind
+        for kind in KINDS
+        if any(kind == at for shown_result in shown.values() for _, at in shown_result.raced.faults)
+    ]
     for axis, (name, result) in zip(axes[:, 0], shown.items(), strict=True):
         unit_s = result.undisturbed.finished_s or 1.0
         axis.plot(*line(result.undisturbed, unit_s), color="0.75", linewidth=1)

@@ -142,8 +142,9 @@ class Contest:
     def _kill_in_save(self, process: int) -> bool:
         """Kill the trainer as soon as a checkpoint, or a temporary file of one, appears or changes."""
         files = checkpoint_files(Path(self.training.run_folder))
-        known, self.files = self.files, files
-        if known is None or all(known.get(path) == state for path, state in files.items()):
+        previous = self.files
+        self.files = files
+        if previous is None or all(previous.get(path) == state for path, state in files.items()):
             return False
         os.kill(process, signal.SIGKILL)
         self.files = None
@@ -170,29 +171,29 @@ class Contest:
 
 def stop_workers(process: int) -> bool:
     """Send SIGSTOP to the loader workers of a trainer: forked ones have its command line."""
-    own = Path(f"/proc/{process}/cmdline").read_bytes()
-    found = []
+    trainer_command = Path(f"/proc/{process}/cmdline").read_bytes()
+    workers = []
     for children in Path(f"/proc/{process}/task").glob("*/children"):
         for child in map(int, children.read_text().split()):
             command = Path(f"/proc/{child}/cmdline").read_bytes()
-            if command == own or b"multiprocessing.spawn" in command:
-                found.append(child)
-    for child in found:
+            if command == trainer_command or b"multiprocessing.spawn" in command:
+                workers.append(child)
+    for child in workers:
         os.kill(child, signal.SIGSTOP)
-    return bool(found)
+    return bool(workers)
 
 
 def checkpoint_files(folder: Path) -> dict[Path, tuple[int, int, int]]:
     """Return inode, size and time of every checkpoint and temporary file of one."""
-    found = {}
+    states = {}
     for directory, _, names in os.walk(folder):
         for name in names:
             if any(mark in name for mark in CHECKPOINT_MARKS):
                 with contextlib.suppress(OSError):  # deleted meanwhile
                     path = Path(directory) / name
                     status = path.lstat()
-                    found[path] = (status.st_ino, status.st_size, status.st_mtime_ns)
-    return found
+                    states[path] = (status.st_ino, status.st_size, status.st_mtime_ns)
+    return states
 
 
 def fill_disk(filler: Path) -> None:

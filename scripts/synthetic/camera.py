@@ -43,10 +43,10 @@ def draw_frame(
     covered: Mask = np.zeros(heat.shape, np.bool_)
     drawn: list[tuple[int, slice, slice, Mask, int]] = []
     for actor in sorted(actors, key=lambda item: item.ground):
-        warm, coverage, left, top = paint(actor, weather, frame)
+        warm, coverage, x, y = paint(actor, weather, frame)
         whole = int(np.count_nonzero(coverage > _MASK_COVERAGE))
-        rows, inner_rows = _overlap(top, coverage.shape[0], scene.height)
-        columns, inner_columns = _overlap(left, coverage.shape[1], scene.width)
+        rows, inner_rows = _overlap(y, coverage.shape[0], scene.height)
+        columns, inner_columns = _overlap(x, coverage.shape[1], scene.width)
         warm, coverage = warm[inner_rows, inner_columns], coverage[inner_rows, inner_columns]
         heat[rows, columns] = heat[rows, columns] * (1 - coverage) + warm
         drawn.append((actor.class_index, rows, columns, coverage > _MASK_COVERAGE, whole))
@@ -66,15 +66,15 @@ def _overlap(start: int, length: int, size: int) -> tuple[slice, slice]:
     return slice(first, last), slice(first - start, last - start)
 
 
-def _box_of(mask: Mask, left: int, top: int) -> Box | None:
-    """Return the tight box of a mask whose corner is at (left, top), or None if the box is too small for a label."""
+def _box_of(mask: Mask, x: int, y: int) -> Box | None:
+    """Return the tight box of a mask whose corner is at (x, y), or None if the box is too small for a label."""
     columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
     if columns.size == 0:
         return None
     width, height = int(columns[-1] - columns[0]) + 1, int(rows[-1] - rows[0]) + 1
     if min(width, height) < MINIMUM_BOX_SIDE:
         return None
-    return left + int(columns[0]), top + int(rows[0]), width, height
+    return x + int(columns[0]), y + int(rows[0]), width, height
 
 
 def _expose(

@@ -128,10 +128,10 @@ def _draw(root: Path, parameters: dict[str, Any], scene: Scene, progress: bool) 
             _, encoded = cv2.imencode(Path(entry["file_name"]).suffix, image, _JPEG if bits == 8 else [])
             (root / entry["file_name"]).write_bytes(encoded.tobytes())
             images[clip.split].append(entry)
-            own = annotations[clip.split]
+            entries = annotations[clip.split]
             for class_index, box in labels:
                 boxes[clip.split][CLASS_NAMES[class_index]] += 1
-                own.append(_annotation_entry(len(own) + 1, entry["id"], class_index + 1, box))
+                entries.append(_annotation_entry(len(entries) + 1, entry["id"], class_index + 1, box))
     for split, name in SPLIT_FILES.items():
         content = {"info": {"description": "Synthetic LTDv2 look-alike"}, "images": images[split]}
         labelled = {} if split == "test" else {"annotations": annotations[split]}

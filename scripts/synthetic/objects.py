@@ -151,8 +151,10 @@ CLASS_NAMES = tuple(kind.name for kind in KINDS)
 
 def paint(actor: Actor, weather: Weather, frame: int) -> tuple[FloatImage, FloatImage, int, int]:
     """Return temperature times coverage, coverage, and the x and y of their corner in the frame."""
-    left, top = actor.center_at(frame) - actor.width / 2, actor.ground - actor.height
-    origin_x, origin_y = math.floor(left) - 2, math.floor(top) - 2
+    exact_x = actor.center_at(frame) - actor.width / 2
+    exact_y = actor.ground - actor.height
+    origin_x = math.floor(exact_x) - 2
+    origin_y = math.floor(exact_y) - 2
     columns, rows = math.ceil(actor.width) + 5, math.ceil(actor.height) + 5
     heat: FloatImage = np.zeros((rows * _FINENESS, columns * _FINENESS), np.float32)
     coverage: FloatImage = np.zeros_like(heat)
@@ -162,7 +164,7 @@ def paint(actor: Actor, weather: Weather, frame: int) -> tuple[FloatImage, Float
         points = np.array(part.points)
         if actor.heading < 0:
             points[:, 0] = 1 - points[:, 0]
-        shifted = points * (actor.width, actor.height) + (left - origin_x, top - origin_y)
+        shifted = points * (actor.width, actor.height) + (exact_x - origin_x, exact_y - origin_y)
         pixels = np.round(shifted * _FINENESS).astype(np.int32)
         thickness = max(1, round(part.thickness * unit)) if part.thickness else -1
         for canvas, value in ((heat, part.heat), (coverage, 1.0)):

@@ -145,23 +145,23 @@ def _material_heat(weather: Weather) -> dict[str, float]:
     }
 
 
-def _rectangle(left: float, top: float, right: float, bottom: float) -> Corners:
-    return ((left, top), (right, top), (right, bottom), (left, bottom))
+def _rectangle(x1: float, y1: float, x2: float, y2: float) -> Corners:
+    return ((x1, y1), (x2, y1), (x2, y2), (x1, y2))
 
 
 def _static_shapes() -> list[tuple[str, Corners]]:
     """Return material and corners, as fractions of the frame, of all shapes from far to near."""
     shapes: list[tuple[str, Corners]] = []
     houses = ((0.0, 0.13, 0.1), (0.1, 0.09, 0.2), (0.22, 0.12, 0.36), (0.4, 0.14, 0.56), (0.58, 0.1, 1.0))
-    for left, top, right in houses:
-        shapes.append(("far buildings", _rectangle(left, top, right, HORIZON)))
-        columns = np.arange(left + 0.015, right - 0.015, 0.026).tolist()
-        shapes.extend(("far windows", _rectangle(x, top + 0.02, x + 0.01, top + 0.035)) for x in columns)
-    for left, size in ((0.05, 0.2), (0.31, 0.15), (0.5, 0.17)):
-        hull = ((left, 0.295), (left + size, 0.28), (left + 0.9 * size, 0.335), (left + 0.1 * size, 0.335))
+    for x1, y1, x2 in houses:
+        shapes.append(("far buildings", _rectangle(x1, y1, x2, HORIZON)))
+        columns = np.arange(x1 + 0.015, x2 - 0.015, 0.026).tolist()
+        shapes.extend(("far windows", _rectangle(x, y1 + 0.02, x + 0.01, y1 + 0.035)) for x in columns)
+    for x1, size in ((0.05, 0.2), (0.31, 0.15), (0.5, 0.17)):
+        hull = ((x1, 0.295), (x1 + size, 0.28), (x1 + 0.9 * size, 0.335), (x1 + 0.1 * size, 0.335))
         shapes.append(("hull", hull))
-        shapes.append(("cabin", _rectangle(left + 0.3 * size, 0.25, left + 0.65 * size, 0.29)))
-        shapes.append(("post", _rectangle(left + 0.5 * size, 0.16, left + 0.5 * size + 0.005, 0.25)))
+        shapes.append(("cabin", _rectangle(x1 + 0.3 * size, 0.25, x1 + 0.65 * size, 0.29)))
+        shapes.append(("post", _rectangle(x1 + 0.5 * size, 0.16, x1 + 0.5 * size + 0.005, 0.25)))
     shapes.append(("quay wall", ((0.0, 0.35), (1.0, 0.37), (1.0, 0.4), (0.0, 0.38))))
     shapes.append(("quay", ((0.0, 0.37), (1.0, 0.39), (1.0, 1.0), (0.0, 1.0))))
     shapes.append(("road", ((0.0, 0.6), (1.0, 0.56), (1.0, 0.78), (0.0, 0.86))))

@@ -11,15 +11,15 @@ from yolo_lightning.data.formats.ltdv2 import read_annotations
 from yolo_lightning.data.index.split_index import SplitIndex, open_index
 
 
-def assert_boxes_of_the_json(found: Sequence[Target], annotations: list[dict[str, Any]]) -> None:
+def assert_boxes_of_the_json(targets: Sequence[Target], annotations: list[dict[str, Any]]) -> None:
     """Each target holds the boxes, to 1/1000 pixel, and the classes of its image; at least one box is compared."""
     compared = 0
-    for target in found:
-        own = [entry for entry in annotations if str(entry["image_id"]) == target.image_id]
-        x, y, width, height = np.array([entry["bbox"] for entry in own]).reshape(-1, 4).T
+    for target in targets:
+        entries = [entry for entry in annotations if str(entry["image_id"]) == target.image_id]
+        x, y, width, height = np.array([entry["bbox"] for entry in entries]).reshape(-1, 4).T
         np.testing.assert_allclose(target.boxes.numpy(), np.stack((x, y, x + width, y + height), 1), rtol=0, atol=1e-3)
-        assert target.labels.tolist() == [entry["category_id"] - 1 for entry in own]
-        compared += len(own)
+        assert target.labels.tolist() == [entry["category_id"] - 1 for entry in entries]
+        compared += len(entries)
     assert compared > 0
 
 

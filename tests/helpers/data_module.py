@@ -27,8 +27,8 @@ def data_module(root: str | None = None, **values: Any) -> DetectionDataModule:
     """Return a data module; a value whose name is that of a field of a group is set in the group."""
     groups = {}
     for group, settings in GROUPS.items():
-        own = {field.name: values.pop(field.name) for field in fields(settings) if field.name in values}
-        groups[group] = values.pop(group, None) or settings(**own)
+        group_values = {field.name: values.pop(field.name) for field in fields(settings) if field.name in values}
+        groups[group] = values.pop(group, None) or settings(**group_values)
     return DetectionDataModule(root, **values, **groups)
 
 

@@ -68,11 +68,13 @@ class DispatchCount(TorchDispatchMode):
             self.uploads.append(name)
         if name in VIEWS:
             return result
-        size = sum(tensor.numel() * tensor.element_size() for tensor in {id(one): one for one in tensors}.values())
+        size = sum(
+            tensor.numel() * tensor.element_size() for tensor in {id(tensor): tensor for tensor in tensors}.values()
+        )
         flop = 0
         if name in PRODUCTS:
-            left, right = (arguments[position] for position in PRODUCTS[name])
-            flop = 2 * left.numel() * right.shape[-1]
+            first_factor, second_factor = (arguments[position] for position in PRODUCTS[name])
+            flop = 2 * first_factor.numel() * second_factor.shape[-1]
         self._kernel(name, size, flop)
         return result
 

@@ -37,10 +37,10 @@ class Recorder(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         batches = batch if isinstance(batch, list) else [batch]
-        samples = [None if one is None else one[:, 0].int().tolist() for one in batches]
+        samples = [None if part is None else part[:, 0].int().tolist() for part in batches]
         self.seen.append((self.current_epoch, batch_idx, samples))
         noise = torch.rand(())
-        return sum((self.layer(one / SAMPLES) + noise).square().mean() for one in batches if one is not None)
+        return sum((self.layer(part / SAMPLES) + noise).square().mean() for part in batches if part is not None)
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         pass
@@ -95,13 +95,14 @@ def run(
 ) -> Recorder:
     """Train, or resume the training in `folder`, until batch number `kill` begins."""
     seed_everything(0, verbose=False)
-    made, saving = module(), LastCheckpoint(interval_steps=interval)
+    recorder = module()
+    saving = LastCheckpoint(interval_steps=interval)
     trainer = quiet_trainer(folder, *(callback() for callback in callbacks), saving, KillAt(kill), **options)
     try:
-        fit(trainer, made, latest_checkpoint(folder))
+        fit(trainer, recorder, latest_checkpoint(folder))
     except Kill:
         assert kill is not None
-    return made
+    return recorder
 
 
 def assert_resumes_exactly(folder: Path, kills: Sequence[int], **situation: Any) -> Recorder:

@@ -128,26 +128,28 @@ class MetaDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        on_device = any(one.device == META for one in tensors)
+        tensors = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
+        on_device = any(tensor.device == META for tensor in tensors)
         if func in LAUNCHES and on_device:
             return self._launch(func, args)
         result = self._answer(name, func, args, kwargs) if on_device else func(*args, **kwargs)
-        results = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
-        if not on_device and not any(one.device == META for one in results):
+        results = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
+        if not on_device and not any(tensor.device == META for tensor in results):
             return result
         if name not in VIEWS:
             self.requests.kernels[name] += 1
         # A host tensor without dimensions is an argument of a kernel, not a copy.
-        from_host = [one for one in tensors if one.device != META and (one.ndim or name in ("_to_copy", "copy_"))]
-        if (name == "lift_fresh" and on_device) or (from_host and any(one.device == META for one in results)):
+        from_host = [
+            tensor for tensor in tensors if tensor.device != META and (tensor.ndim or name in ("_to_copy", "copy_"))
+        ]
+        if (name == "lift_fresh" and on_device) or (from_host and any(tensor.device == META for tensor in results)):
             if kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]):
                 self.requests.queued_uploads += 1
             else:
                 self._count(self.requests.uploads, name)
-        for one in (*tensors, *results):
-            if one.device == META:
-                self._track(one)
+        for tensor in (*tensors, *results):
+            if tensor.device == META:
+                self._track(tensor)
         return result
 
     def _launch(self, func: Any, args: Any) -> Any:
@@ -169,9 +171,9 @@ class MetaDevice(TorchDispatchMode):
             self._wait(name)
             whole = torch.empty(args[0].shape, dtype=torch.int64, device=META)
             return args[0].new_empty(self.images), whole, whole.new_empty(self.images)
-        if name in ("index", "index_put_", "index_put") and any(is_mask(one) for one in args[1]):
+        if name in ("index", "index_put_", "index_put") and any(is_mask(index) for index in args[1]):
             self._wait(f"{name} with a mask")
-            indices = [one for mask in args[1] for one in self._indices(mask)]
+            indices = [index for mask in args[1] for index in self._indices(mask)]
             return func(args[0], indices, *args[2:], **kwargs)
         target = kwargs.get("device")
         if name == "_to_copy" and target is not None and target != META and args[0].device == META:
@@ -223,7 +225,7 @@ def origin() -> str:
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if any(package in path.parts for package in PACKAGES) or ("torch" in path.parts and "optim" in path.parts):
-            package = next((one for one in (*PACKAGES, "torch") if one in path.parts), "")
+            package = next((candidate for candidate in (*PACKAGES, "torch") if candidate in path.parts), "")
             name = "/".join(path.parts[path.parts.index(package) :])
             return f"{name}:{frame.f_code.co_qualname}"
         frame = frame.f_back

@@ -79,15 +79,15 @@ def scores_of_share() -> dict[str, Any]:
     metric = EvaluationCollection(len(CLASS_NAMES))
     deal = GlobalBatches(FRAMES_PER_BATCH, dist.get_rank(), dist.get_world_size())
     predictions = []
-    for own in deal.slices(0, FRAMES):
-        metric.update([one for one, _ in frames[own]], [one for _, one in frames[own]])
-        predictions += [one for one, _ in frames[own]]
+    for dealt in deal.slices(0, FRAMES):
+        metric.update([prediction for prediction, _ in frames[dealt]], [truth for _, truth in frames[dealt]])
+        predictions += [prediction for prediction, _ in frames[dealt]]
     gathered = gather(predictions)
     collected = metric.compute("val", CLASS_NAMES)
     return {
         "scores": named_scores(drift_scores(collected.matches), CLASS_NAMES),
         "keys": collected.image_ids,
-        "ids": [one.image_id for share in gathered for one in share],
+        "ids": [prediction.image_id for share in gathered for prediction in share],
     }
 
 
@@ -99,7 +99,7 @@ def statistics_of_ranks() -> dict[str, Any]:
     for statistic in statistics_of(network).values():
         statistic.fill_(number)
     share_statistics(network)
-    shared = {name: one.clone() for name, one in network.state_dict().items()}
+    shared = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     with patch.object(dist, "all_reduce", wraps=dist.all_reduce) as exchange:
         recompute_statistics(network, [number * torch.rand(2, 1, 4, 4)], ranks=dist.get_world_size())
     return {"shared": shared, "recomputed": network.state_dict(), "exchanges": exchange.call_count}
@@ -200,7 +200,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     to = Path(sys.argv[1])
-    found = {
+    results = {
         "gradients": {name: gradients_of_share(own_share(edges)) for name, edges in EDGES.items()},
         "split": {
             fault: gradients_of_share(own_share(EDGES["equal"]), fault) for fault in ("fails_forward", "fails_backward")
@@ -211,4 +211,4 @@ if __name__ == "__main__":
         "draws": draws_of_a_resumed_fit(to / "drawing"),
         "stop": stop_of_a_fit(to / "stopping"),
     }
-    torch.save(found, to / f"{dist.get_rank()}.pt")
+    torch.save(results, to / f"{dist.get_rank()}.pt")

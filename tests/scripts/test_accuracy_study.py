@@ -39,9 +39,9 @@ def test_outcome_of_other_conditions_is_not_used(tmp_path: Path) -> None:
         epochs=2, image_size=64, batch_size=8, frames=48, few_months=False, root=None, data=None, set=[]
     )
     study.store(tmp_path, "base", 0, {"map_50": 0.5}, {"seconds": 1.0, "memory_mib": 2.0}, options)
-    found = study.known(tmp_path, options)
-    assert found is not None
-    assert found["scores"] == {"map_50": 0.5}
+    outcome = study.known(tmp_path, options)
+    assert outcome is not None
+    assert outcome["scores"] == {"map_50": 0.5}
     options.epochs = 3
     assert study.known(tmp_path, options) is None
 
@@ -53,9 +53,9 @@ def test_few_months_are_chosen_by_clips(tmp_path: Path) -> None:
     (tmp_path / "Train.json").write_text(json.dumps({"images": images, "annotations": boxes}))
     study.write_few_months(tmp_path)
     content = json.loads((tmp_path / study.FEW_MONTHS_FILE).read_text())
-    ids = [one["id"] for one in content["images"]]
-    assert [one // 10**4 for one in ids] == [202005] * 2 + [202006] * 2
-    assert [one["image_id"] for one in content["annotations"]] == ids
+    ids = [image["id"] for image in content["images"]]
+    assert [image_id // 10**4 for image_id in ids] == [202005] * 2 + [202006] * 2
+    assert [box["image_id"] for box in content["annotations"]] == ids
 
 
 def test_arms_consist_of_options_of_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

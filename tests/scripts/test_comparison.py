@@ -36,10 +36,10 @@ def find(**given: Path) -> Any:
 
 def test_kind_of_dataset_selects_format_and_configuration(tmp_path: Path) -> None:
     ltdv2, yolo, coco = find(root=tmp_path), find(data=tmp_path / "a.yaml"), find(data=coco_folder(tmp_path / "coco"))
-    assert [one.options["format"] for one in (ltdv2, yolo, coco)] == ["ltdv2", str(tmp_path / "a.yaml"), "coco"]
-    assert [Path(one.config).name for one in (ltdv2, yolo, coco)] == ["ltdv2.yaml", "yolo.yaml", "yolo.yaml"]
+    assert [dataset.options["format"] for dataset in (ltdv2, yolo, coco)] == ["ltdv2", str(tmp_path / "a.yaml"), "coco"]
+    assert [Path(dataset.config).name for dataset in (ltdv2, yolo, coco)] == ["ltdv2.yaml", "yolo.yaml", "yolo.yaml"]
     assert "--data.files.valid" in coco.words()
-    assert all((REPOSITORY / one.config).is_file() for one in (ltdv2, yolo))
+    assert all((REPOSITORY / dataset.config).is_file() for dataset in (ltdv2, yolo))
 
 
 @pytest.mark.parametrize("names", [(), ("root", "data"), ("data",)], ids=["none", "both", "unknown"])
@@ -55,15 +55,17 @@ def test_converted_dataset_has_the_same_images_boxes_and_classes(
     look_alike: Path, index_root: Path, tmp_path: Path
 ) -> None:
     dataset = script("comparison.dataset")
-    ours = data_module(str(look_alike), index_root=str(index_root))
-    file = dataset.convert(ours, tmp_path / "yolo")
-    theirs = data_module(format=str(file), index_root=str(index_root))
-    assert theirs.class_names == ours.class_names
+    original = data_module(str(look_alike), index_root=str(index_root))
+    file = dataset.convert(original, tmp_path / "yolo")
+    converted = data_module(format=str(file), index_root=str(index_root))
+    assert converted.class_names == original.class_names
     for split in ("train", "valid"):
-        mine, other = ours.open(split), theirs.open(split)  # type: ignore[arg-type]
-        assert len(mine) == len(other) > 0
-        for number in range(len(mine)):
-            image, copy = mine.read(number), other.read(number)
+        original_frames = original.open(split)  # type: ignore[arg-type]
+        converted_frames = converted.open(split)  # type: ignore[arg-type]
+        assert len(original_frames) == len(converted_frames) > 0
+        for number in range(len(original_frames)):
+            image = original_frames.read(number)
+            copy = converted_frames.read(number)
             assert image.problem is copy.problem is None
             np.testing.assert_array_equal(image.image, copy.image)
             np.testing.assert_allclose(image.boxes, copy.boxes, atol=1e-3)
@@ -109,10 +111,10 @@ def test_finished_runs_of_a_folder_are_shown(tmp_path: Path, capsys: pytest.Capt
         content |= {"map_50/person": 0.5} if arm == "ultralytics" else {}  # earlier results lack classes
         (folder / results.RESULT).write_text(json.dumps(content))
     (tmp_path / "gemm-0").mkdir()  # still in training
-    found = results.finished(tmp_path)
+    finished = results.finished(tmp_path)
     runs = [("ultralytics", 0), ("ultralytics", 1), ("native", 0), ("native", 1)]
-    assert [(one["arm"], one["seed"]) for one in found] == runs
-    results.show(found, {"native": [content, content | {"images_per_wall_s": 6}]})
+    assert [(result["arm"], result["seed"]) for result in finished] == runs
+    results.show(finished, {"native": [content, content | {"images_per_wall_s": 6}]})
     printed = capsys.readouterr().out
     assert "0.375 ± 1.588" in printed  # 12.706 x 0.125
     assert "2 turns, native: median 5.00 images/s (4.00 to 6.00)" in printed
@@ -189,8 +191,8 @@ def test_both_trainers_take_turns_and_are_compared(
     monkeypatch.setattr("sys.argv", ["compare_ultralytics.py", *words])
     script("compare_ultralytics").main()
     results = json.loads((tmp_path / "results.json").read_text())
-    assert [one["arm"] for one in results] == ["ultralytics", "native", "best"]
-    for one in results:
-        assert one["images_per_wall_s"] > 0
-        assert one["peak_memory_mib"] > 100
+    assert [result["arm"] for result in results] == ["ultralytics", "native", "best"]
+    for result in results:
+        assert result["images_per_wall_s"] > 0
+        assert result["peak_memory_mib"] > 100
     assert "1 turns, native" in capsys.readouterr().out

@@ -29,9 +29,9 @@ def wait_for_state(process: int, state: str) -> str:
     """Return the state of a process, as soon as it is `state` or after some seconds."""
     end_s = time.monotonic() + 10
     while True:
-        found = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        if found == state or time.monotonic() > end_s:
-            return found
+        actual = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        if actual == state or time.monotonic() > end_s:
+            return actual
         time.sleep(0.01)
 
 
@@ -58,11 +58,11 @@ def test_outcome_counts_repeated_and_nonfinite_steps() -> None:
     done = [1, 2, 3, 4, 3, 4, 5, 6]
     entries = [Entry(100.0 + number, 7, step=step, finite=step != 5) for number, step in enumerate(done)]
     entries.insert(6, Entry(105.5, 7, fault="nan"))
-    found = Outcome.of([*entries, Entry(110.0, 7, digest="d")], 90.0, [(103.5, "kill")], [104.0])
-    assert found.lost == 3
-    assert (found.finished_s, found.digest) == (20.0, "d")
-    assert found.faults == [(13.5, "kill"), (15.5, "nan")]
-    assert found.interventions == [14.0]
+    actual = Outcome.of([*entries, Entry(110.0, 7, digest="d")], 90.0, [(103.5, "kill")], [104.0])
+    assert actual.lost == 3
+    assert (actual.finished_s, actual.digest) == (20.0, "d")
+    assert actual.faults == [(13.5, "kill"), (15.5, "nan")]
+    assert actual.interventions == [14.0]
     assert Outcome.of([*entries, Entry(110.0, 7, digest="d", finite=False)], 90.0, [], []).finished_s is None
 
 
@@ -70,8 +70,8 @@ def test_time_to_recover_is_the_longest_time_without_progress_after_a_fault() ->
     """A batch that was loaded before follows the hang at 11.5 s; step 4 is NaN."""
     steps = [(10.0, 1, True), (11.0, 2, True), (12.0, 3, True), (31.0, 2, True), (33.0, 3, True), (34.0, 4, True)]
     steps += [(38.0, 5, False), (40.0, 6, True)]
-    found = Outcome(50.0, "d", steps, [(11.5, "hang"), (34.5, "nan")])
-    assert found.recovery_s == [22.0, 5.5]
+    actual = Outcome(50.0, "d", steps, [(11.5, "hang"), (34.5, "nan")])
+    assert actual.recovery_s == [22.0, 5.5]
 
 
 def test_hook_makes_one_step_nan_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,15 +129,15 @@ def test_table_compares_each_system_with_itself() -> None:
 
 def test_kill_in_save_waits_for_a_checkpoint_that_changes(tmp_path: Path) -> None:
     training = systems.Training(str(tmp_path / "run"), "", "", 30, 0, 32)
-    own = contest.Contest(systems.SYSTEMS["torchrun"], training, tmp_path, [], contest.Rules())
+    torchrun_contest = contest.Contest(systems.SYSTEMS["torchrun"], training, tmp_path, [], contest.Rules())
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "last.ckpt").write_text("old")
     with subprocess.Popen(["sleep", "60"]) as process:
-        assert not own._kill_in_save(process.pid)
+        assert not torchrun_contest._kill_in_save(process.pid)
         (tmp_path / "run" / "log.txt").write_text("no checkpoint")
-        assert not own._kill_in_save(process.pid)
+        assert not torchrun_contest._kill_in_save(process.pid)
         (tmp_path / "run" / ".writing-last.ckpt.part").touch()
-        assert own._kill_in_save(process.pid)
+        assert torchrun_contest._kill_in_save(process.pid)
         assert process.wait(10) == -9
 
 

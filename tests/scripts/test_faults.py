@@ -130,7 +130,7 @@ def final_state() -> FinalState:
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("actual", "words"),
     [
         (replace(final_state(), steps=3), "3 steps trained instead of 2"),
         (replace(final_state(), tensors={"last.weight": torch.zeros(3)}), "other tensors"),
@@ -150,8 +150,8 @@ def final_state() -> FinalState:
         ),
     ],
 )
-def test_differences_of_final_states_are_found(found: FinalState, words: str) -> None:
-    assert any(words in wrong for wrong in differences(found, final_state()))
+def test_differences_of_final_states_are_found(actual: FinalState, words: str) -> None:
+    assert any(words in wrong for wrong in differences(actual, final_state()))
 
 
 def test_equal_final_states_have_no_differences() -> None:

@@ -37,7 +37,7 @@ def test_functions_take_turns_after_an_unmeasured_turn_that_fills_the_image_cach
     makers = {name: lambda name=name: calls.append(name) for name in ("a", "b")}
     times = script.measure_speeds(makers, samples=2, repeats=2, warm_up=3)
     assert "".join(calls) == "aaabbb" + "aabb" + "bbaa"
-    assert all(len(own) == 2 for own in times.values())
+    assert all(len(function_times) == 2 for function_times in times.values())
 
 
 def test_samples_are_those_of_a_training(script: ModuleType, data: DetectionDataModule) -> None:
@@ -45,10 +45,10 @@ def test_samples_are_those_of_a_training(script: ModuleType, data: DetectionData
     assert dataset.augmentation.mosaic == 1
     make = script.sample_maker(dataset)
     keys = [key for batch in EpochBatchSampler(SampledOrder(dataset.frames.index, Sampling(), 0), 4) for key in batch]
-    made: list[Any] = [make() for _ in range(17)]
+    samples: list[Any] = [make() for _ in range(17)]
     for number in (0, 15):
-        assert (made[number].image == dataset[keys[number]].image).all()
-    assert (made[16].image != made[0].image).any()
+        assert (samples[number].image == dataset[keys[number]].image).all()
+    assert (samples[16].image != samples[0].image).any()
 
 
 @pytest.mark.parametrize(

@@ -144,9 +144,9 @@ def test_pip_selects_cpu_builds_that_belong_together(
 
 
 def test_installed_versions_are_read_from_the_environment(set_up: ModuleType) -> None:
-    found = dict(line.split("==") for line in set_up.installed(Path(sys.executable)))
-    assert found["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    assert "torchvision" in found
+    versions = dict(line.split("==") for line in set_up.installed(Path(sys.executable)))
+    assert versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert "torchvision" in versions
 
 
 def test_check_names_what_is_missing(tmp_path: Path) -> None:
@@ -168,6 +168,6 @@ def test_constraints_name_no_registry() -> None:
 
 
 def test_minimum_versions_are_those_of_the_project(set_up: ModuleType) -> None:
-    found = set(set_up.minimum())
-    assert {"torch==2.6", "lightning==2.6.4", "jsonargparse==4.39", "ultralytics==8.4.190"} <= found
-    assert {"pytest==8", "nbclient==0.10", "onnx==1.17"} <= found, "packages of the extra `dev`"
+    requirements = set(set_up.minimum())
+    assert {"torch==2.6", "lightning==2.6.4", "jsonargparse==4.39", "ultralytics==8.4.190"} <= requirements
+    assert {"pytest==8", "nbclient==0.10", "onnx==1.17"} <= requirements, "packages of the extra `dev`"

@@ -88,15 +88,15 @@ def test_splits_share_no_clip_and_see_all_months(small: Path) -> None:
 def test_boxes_are_inside_and_of_every_class(small: Path, name: str) -> None:
     content = read(small, name)
     for annotation in content["annotations"]:
-        left, top, width, height = annotation["bbox"]
-        assert left >= 0
-        assert top >= 0
-        assert left + width <= 160
-        assert top + height <= 120
+        x, y, width, height = annotation["bbox"]
+        assert x >= 0
+        assert y >= 0
+        assert x + width <= 160
+        assert y + height <= 120
         assert min(width, height) >= 6
         assert annotation["area"] == width * height
-    found = Counter(annotation["category_id"] for annotation in content["annotations"])
-    assert min(found[number] for number in (1, 2, 3, 4)) > 0
+    counts = Counter(annotation["category_id"] for annotation in content["annotations"])
+    assert min(counts[number] for number in (1, 2, 3, 4)) > 0
     per_image = Counter(annotation["image_id"] for annotation in content["annotations"])
     empty = sum(1 for image in content["images"] if image["id"] not in per_image)
     assert 0.04 <= empty / len(content["images"]) <= 0.2
@@ -127,10 +127,10 @@ def test_box_is_tight_around_what_was_drawn(class_index: int) -> None:
     # Same noise in both frames: what differs is the object, widened by the blur of the lens.
     changed = np.abs(frame.astype(int) - empty) > 4
     columns, rows = np.flatnonzero(changed.any(axis=0)), np.flatnonzero(changed.any(axis=1))
-    ((label, (left, top, width, height)),) = labels
+    ((label, (x, y, width, height)),) = labels
     assert label == class_index
     drawn = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
-    np.testing.assert_allclose((left, top, left + width, top + height), drawn, atol=2.5)
+    np.testing.assert_allclose((x, y, x + width, y + height), drawn, atol=2.5)
 
 
 def test_hidden_object_is_not_labelled_and_a_cut_one_is_clipped() -> None:
@@ -141,8 +141,8 @@ def test_hidden_object_is_not_labelled_and_a_cut_one_is_clipped() -> None:
     cut = Actor(3, 380.0, 260.0, 80.0, 40.0, **common)
     _, labels = exposed([person, vehicle, cut], scene)
     assert [label for label, _ in labels] == [3, 3]
-    left, _, width, _ = labels[1][1]
-    assert left + width == 384
+    x, _, width, _ = labels[1][1]
+    assert x + width == 384
     assert 40 <= width <= 46
 
 
@@ -224,27 +224,35 @@ def test_clips_can_be_longer_faster_and_drift_in_gain(tmp_path: Path) -> None:
 
 def test_surveillance_clip_has_objects_that_enter_stop_stand_and_go(tmp_path: Path) -> None:
     frames, scene = 60, Scene(192, 144, 0)
-    actors = [one for seed in range(20) for one in cast_surveillance(scene, frames, np.random.default_rng(seed), 2.0)]
-    moving = [one for one in actors if one.velocity]
-    standing = [one for one in actors if not one.velocity]
-    entering = [one for one in moving if not 0 <= one.center_at(0) < scene.width and 0 <= one.center_at(40) < 192]
-    stopping = [one for one in moving if one.pause]
+    actors = [
+        actor for seed in range(20) for actor in cast_surveillance(scene, frames, np.random.default_rng(seed), 2.0)
+    ]
+    moving = [actor for actor in actors if actor.velocity]
+    standing = [actor for actor in actors if not actor.velocity]
+    entering = [
+        actor for actor in moving if not 0 <= actor.center_at(0) < scene.width and 0 <= actor.center_at(40) < 192
+    ]
+    stopping = [actor for actor in moving if actor.pause]
     assert min(len(moving), len(standing), len(entering), len(stopping)) >= 20
-    assert {one.class_index for one in moving} == {0, 1, 2, 3}
-    one = stopping[0]
-    assert one.center_at(one.stop) == one.center_at(one.stop + one.pause) != one.center_at(one.stop + one.pause + 1)
-    assert one.is_standing(one.stop + 1)
+    assert {actor.class_index for actor in moving} == {0, 1, 2, 3}
+    stopped = stopping[0]
+    assert (
+        stopped.center_at(stopped.stop)
+        == stopped.center_at(stopped.stop + stopped.pause)
+        != stopped.center_at(stopped.stop + stopped.pause + 1)
+    )
+    assert stopped.is_standing(stopped.stop + 1)
     # The same places in every clip: the standing objects of all clips are at eight places.
-    assert len({round(one.center) // 8 for one in standing}) <= 16
+    assert len({round(actor.center) // 8 for actor in standing}) <= 16
 
 
 def test_fog_and_rain_take_contrast_from_some_clips() -> None:
     clear = weather_at(MONTHS[0], datetime(2020, 5, 4, 12), np.random.default_rng(0))
-    found = [veiled(clear, np.random.default_rng(seed)) for seed in range(100)]
-    dim = [one for one in found if one.gain < 0.75 * clear.gain]
+    weathers = [veiled(clear, np.random.default_rng(seed)) for seed in range(100)]
+    dim = [weather for weather in weathers if weather.gain < 0.75 * clear.gain]
     assert 15 <= len(dim) <= 45
-    assert {one.precipitation > 0 for one in dim} == {True, False}
-    assert all(one == clear for one in found if one not in dim)
+    assert {weather.precipitation > 0 for weather in dim} == {True, False}
+    assert all(weather == clear for weather in weathers if weather not in dim)
 
 
 def frame_changes(root: Path, images: list[dict[str, Any]]) -> tuple[float, float]:
