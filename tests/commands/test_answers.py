@@ -126,8 +126,8 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("words", "code", "part"), ANSWERS)
 def test_answers(capsys: pytest.CaptureFixture[str], words: list[str], code: int, part: str) -> None:
-    found, text = answered(capsys, *words)
-    assert (found, part in text) == (code, True), text
+    actual_code, text = answered(capsys, *words)
+    assert (actual_code, part in text) == (code, True), text
     assert code == 0 or not words or len(text.splitlines()) == 1
 
 

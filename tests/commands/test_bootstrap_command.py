@@ -27,7 +27,7 @@ def run_folder(tmp_path: Path) -> Path:
     record = EvaluationRecord(
         "val",
         tuple(CLASS_NAMES),
-        tuple(one.image_id for one in targets),
+        tuple(entry.image_id for entry in targets),
         match(predictions, targets, classes),
         match_as_ultralytics(predictions, targets, classes),
     )
@@ -42,7 +42,7 @@ def test_intervals_are_shown(run_folder: Path, capsys: pytest.CaptureFixture[str
     assert "too narrow, because of one clip only: 2021-01" in first
     cells = [line.split() for line in first.splitlines() if line.strip()]
     rows = {name: list(map(float, numbers)) for name, *numbers in cells if len(numbers) == 4}
-    months = [f"map_50/{one}" for one in ("2020-06", "2021-01", "2021-02")]
+    months = [f"map_50/{month}" for month in ("2020-06", "2021-01", "2021-02")]
     assert set(rows) == {"map_50", *months, "cov", "balanced"}
     score, low, _, high = rows["map_50/2020-06"]
     assert low < score < high

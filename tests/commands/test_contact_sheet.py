@@ -79,7 +79,7 @@ def test_samples_are_those_of_the_training(make: Make, frames: LabelledFrames) -
     assert not np.array_equal(repeated[0].image, repeated[1].image)
     again = list(sample_rows(data, frames, [0, 7], 3).values())
     pairs = [pair for row, other in zip(rows, again, strict=True) for pair in zip(row, other, strict=True)]
-    assert all(np.array_equal(one.image, other.image) for one, other in pairs)
+    assert all(np.array_equal(drawn.image, other.image) for drawn, other in pairs)
 
 
 def test_box_paste_and_mixup_have_rows(make: Make, frames: LabelledFrames) -> None:

@@ -191,8 +191,8 @@ def test_stopped_fit_says_what_is_saved(
 def test_file_that_cannot_be_written_ends_with_a_code_of_its_own_and_one_line(
     error: OSError, code: int, words: str, trainer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, line = said(trainer, error, capsys)
-    assert found == code
+    actual_code, line = said(trainer, error, capsys)
+    assert actual_code == code
     assert words in line
 
 

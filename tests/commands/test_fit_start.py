@@ -31,10 +31,10 @@ KEY = "data.loader.num_workers"
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Path, Job]]:
     """Return run folder and job of each supervisor that was started, in an empty folder."""
-    found: list[tuple[Path, Job]] = []
+    supervisors: list[tuple[Path, Job]] = []
 
     def record(folder: Path, job: Job) -> None:
-        found.append((folder, job))
+        supervisors.append((folder, job))
         raise SystemExit
 
     monkeypatch.setattr(module, "become_supervisor", record)
@@ -42,7 +42,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Path, J
     monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "on.yaml").write_text("supervision: {enabled: true, attempts: 5}\ndata: {loader: {num_workers: 3}}\n")
-    return found
+    return supervisors
 
 
 @pytest.mark.parametrize(

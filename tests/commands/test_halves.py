@@ -23,8 +23,8 @@ def test_clips_stay_whole_and_each_month_is_in_both_halves(tmp_path: Path) -> No
         assert not set(index.clips()[half]) & set(index.clips()[~half])
         assert len(np.unique(index.months())) == 8
         for month in np.unique(index.months()):
-            own = index.months() == month
-            counts = [len(np.unique(index.clips()[own & part])) for part in (half, ~half)]
+            in_month = index.months() == month
+            counts = [len(np.unique(index.clips()[in_month & part])) for part in (half, ~half)]
             assert min(counts) >= 1
             assert abs(counts[0] - counts[1]) <= 1
 

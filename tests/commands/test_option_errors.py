@@ -27,7 +27,7 @@ UNION = """Parser key "{key}":
 
 
 def union(key: str, value: str, *expected: str) -> str:
-    return UNION.format(key=key, value=value, errors="\n".join(f"    - Expected a {one}" for one in expected))
+    return UNION.format(key=key, value=value, errors="\n".join(f"    - Expected a {kind}" for kind in expected))
 
 
 @pytest.mark.parametrize(

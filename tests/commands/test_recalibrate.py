@@ -102,7 +102,7 @@ def test_what_is_not_allowed_is_said(
 
 def test_all_frames_and_both_halves_must_be_better() -> None:
     def is_better(after: tuple[float, ...], before: tuple[float, ...]) -> bool:
-        new, old = ([RankingScores(0.5, 0.1, one) for one in part] for part in (after, before))
+        new, old = ([RankingScores(0.5, 0.1, score) for score in part] for part in (after, before))
         return Comparison(old, new).is_better
 
     assert is_better((0.6, 0.6, 0.7), (0.5, 0.5, 0.6))

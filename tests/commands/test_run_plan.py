@@ -32,7 +32,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(**changed: Any) -> dict[str, Any]:
-    found = {
+    defaults = {
         "trainer.default_root_dir": "run",
         "trainer.accelerator": "cpu",
         "trainer.devices": 1,
@@ -52,7 +52,7 @@ def options(**changed: Any) -> dict[str, Any]:
         "model.recipe.lr0": 0.01,
         "model.detections.score_threshold": 0.001,
     }
-    return found | {name.replace("__", "."): value for name, value in changed.items()}
+    return defaults | {name.replace("__", "."): value for name, value in changed.items()}
 
 
 def fit_plan(**changed: Any) -> Run:

@@ -117,10 +117,10 @@ def test_systemd_accepts_the_unit_of_torchrun_in_the_documentation(tmp_path: Pat
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
 def test_run_resumes_exactly_its_folder(has_checkpoint: bool, calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[tuple[Path, Job]] = []
+    supervisors: list[tuple[Path, Job]] = []
 
     def note(folder: Path, job: Job) -> None:
-        found.append((folder, job))
+        supervisors.append((folder, job))
         raise SystemExit(0)
 
     monkeypatch.setattr(fit_start, "become_supervisor", note)
@@ -132,7 +132,7 @@ def test_run_resumes_exactly_its_folder(has_checkpoint: bool, calls: Path, monke
     words = ["fit", "--config", "c.yaml", "--detach", "--finish_by", "2020-01-01"]
     with pytest.raises(SystemExit):
         run_tool(RunSpec(("service", "run", "runs/x", "--", *words)))
-    ((folder, job),) = found
+    ((folder, job),) = supervisors
     assert job.is_service
     assert folder == Path("runs/x")
     assert job.command[:3] == (sys.executable, "-m", "yolo_lightning")

@@ -28,11 +28,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a template, the truth in both forms, and an answer that is perfect in half the frames."""
     monkeypatch.chdir(tmp_path)
     truth = {image_id: {"boxes": BOXES, "labels": LABELS} for image_id in IDS}
-    found = {
+    predictions = {
         image_id: {"boxes": BOXES if number % 2 else [], "scores": [0.9, 0.8, 0.7] if number % 2 else [], "labels": []}
         for number, image_id in enumerate(IDS)
     }
-    for entry in found.values():
+    for entry in predictions.values():
         entry["labels"] = LABELS[: len(entry["boxes"])]
     empty: dict[str, list[Any]] = {"boxes": [], "scores": [], "labels": []}
     split = {
@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "categories": [{"id": number, "name": name} for number, name in enumerate(CATEGORIES)],
     }
     for name, content in {
-        "predictions": found,
+        "predictions": predictions,
         "targets": truth,
         "template": dict.fromkeys(IDS, empty),
         "Valid": split,
@@ -171,8 +171,9 @@ def degenerate(folder: Path) -> Path:
     for number, image_id in enumerate(IDS):
         boxes, labels = [*BOXES, *BOXES], [*LABELS, *LABELS]
         for _ in range(30):
-            left, top = generator.integers(0, 300), generator.integers(0, 220)
-            boxes.append([float(left), float(top), float(left + generator.integers(5, 60)), float(top + 40)])
+            x = generator.integers(0, 300)
+            y = generator.integers(0, 220)
+            boxes.append([float(x), float(y), float(x + generator.integers(5, 60)), float(y + 40)])
             labels.append(int(generator.integers(1, 5)))
         scores = generator.random(len(boxes))  # no ties, whose order would depend on that of the frames
         if number < len(INVERTED):
@@ -195,7 +196,7 @@ def as_cocos_evaluation(folder: Path, month: int | None = None) -> tuple[float, 
         annotation |= {"id": number, "iscrowd": 0, "area": annotation["bbox"][2] * annotation["bbox"][3]}
     truth = COCO(split)
     evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox", print_function=lambda *_: None)
-    evaluation.params.imgIds = [int(one) for one in IDS if month is None or one.startswith(str(month))]
+    evaluation.params.imgIds = [int(image_id) for image_id in IDS if month is None or image_id.startswith(str(month))]
     for step in (evaluation.evaluate, evaluation.accumulate, evaluation.summarize):
         step()
     return float(evaluation.stats[0]), float(evaluation.stats[1])
@@ -253,8 +254,8 @@ def test_fused_submission_passes_the_check(
     call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, name in enumerate(("b", "c")):
-        with changed(folder / "predictions.json", folder / f"{name}.json") as found:
-            for entry in found.values():
+        with changed(folder / "predictions.json", folder / f"{name}.json") as predictions:
+            for entry in predictions.values():
                 entry["boxes"] = [[side + number for side in box] for box in entry["boxes"]]
     words = ["predictions.json", "b.json", "c.json", "--weights", "2", "1", "1", "--output", "fused.zip"]
     assert call("fuse", *words) == 0
@@ -305,11 +306,11 @@ def test_rescoring_that_is_not_better_on_both_halves_writes_nothing(
 
 
 def test_template_tells_fusion_the_size_of_the_frames(call: Callable[..., int], folder: Path) -> None:
-    found = json.loads((folder / "predictions.json").read_text())
-    for entry in found.values():
+    predictions = json.loads((folder / "predictions.json").read_text())
+    for entry in predictions.values():
         entry["boxes"] = [[side + 250 for side in box] for box in entry["boxes"]]
     for name in ("a.json", "b.json"):
-        (folder / name).write_text(json.dumps(found))
+        (folder / name).write_text(json.dumps(predictions))
     with changed(folder / "Valid.json", folder / "large.json") as split:
         for image in split["images"]:
             image |= {"width": 640, "height": 512}
@@ -333,8 +334,8 @@ def test_template_tells_fusion_the_size_of_the_frames(call: Callable[..., int], 
 def test_fusions_that_are_refused(
     words: list[str], message: str, call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with changed(folder / "predictions.json", folder / "b.json") as found:
-        del found[IDS[0]]
+    with changed(folder / "predictions.json", folder / "b.json") as predictions:
+        del predictions[IDS[0]]
     assert call("fuse", *words) == 2
     err = capsys.readouterr().err
     assert message in err

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.whole_run
 @pytest.fixture
 def configuration(tmp_path: Path, look_alike: Path, index_root: Path) -> Path:
     """Return a configuration file of a small fit with one loader worker and a checkpoint after every second step."""
-    every = {"class_path": "LastCheckpoint", "init_args": {"interval_steps": 2}}
-    trainer = {"accelerator": "cpu", "max_epochs": 3, "num_sanity_val_steps": 0, "callbacks": [every]}
+    callback = {"class_path": "LastCheckpoint", "init_args": {"interval_steps": 2}}
+    trainer = {"accelerator": "cpu", "max_epochs": 3, "num_sanity_val_steps": 0, "callbacks": [callback]}
     data = {
         "root": str(look_alike),
         "storage": {"index_root": str(index_root)},
@@ -46,10 +46,10 @@ def unit_command(configuration: Path, run: Path) -> list[str]:
     """Return the command line of the unit that `service install` would write, as systemd starts it."""
     words = ["service", "install", str(configuration), "--show", "--", "--trainer.default_root_dir", str(run)]
     shown = subprocess.run([*PROGRAM, *words], env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"^ExecStart=(.+)$", shown, re.MULTILINE)
-    assert found is not None
+    match = re.search(r"^ExecStart=(.+)$", shown, re.MULTILINE)
+    assert match is not None
     run.mkdir()
-    return shlex.split(found[1])
+    return shlex.split(match[1])
 
 
 def start(command: list[str]) -> subprocess.Popen[str]:
@@ -83,7 +83,7 @@ def test_unit_resumes_after_a_power_cut_until_the_run_is_finished(configuration:
     wait_for(cut / "checkpoints/step-000000004.ckpt.json")
     holder = current_holder(cut)
     assert holder is not None
-    processes = {holder.process, *(one.pid for one in marked(marker_of(holder.marker)))}
+    processes = {holder.process, *(marked_process.pid for marked_process in marked(marker_of(holder.marker)))}
     assert len(processes) >= 3  # supervisor, trainer, worker
     for process in processes:
         os.kill(process, signal.SIGKILL)
@@ -94,9 +94,10 @@ def test_unit_resumes_after_a_power_cut_until_the_run_is_finished(configuration:
     shown, _ = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 0, shown
     assert re.search(r"checkpoint: .*step-", shown)
-    expected, found = last_weights(whole), last_weights(cut)
-    assert expected.keys() == found.keys()
-    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+    expected = last_weights(whole)
+    actual = last_weights(cut)
+    assert expected.keys() == actual.keys()
+    assert [name for name in expected if not torch.equal(expected[name], actual[name])] == []
 
     third = start(command)
     shown, _ = third.communicate(timeout=LIMIT_S)

@@ -35,8 +35,8 @@ def compile_emulated(folder: Path, text: str = "", names: Sequence[str] = (), *,
         ["-O2", "-shared", here / "race_check.cpp", folder / "kernels.o", "-o", library],
     )
     for words in steps:
-        made = subprocess.run([str(COMPILER), *flags, *words], capture_output=True, text=True)
-        assert made.returncode == 0, made.stderr
+        result = subprocess.run([str(COMPILER), *flags, *words], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
     return library
 
 

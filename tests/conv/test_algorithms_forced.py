@@ -46,8 +46,10 @@ def problem_of(input_shape: Any, weight_shape: Any, arguments: dict[str, Any], c
 
 def names(problem: Problem, dtype: torch.dtype = torch.float64) -> list[str]:
     """Return the names of all candidates for the operations of this problem."""
-    found = [candidate.name for operation in Operation for candidate in candidates(operation, problem, dtype, "cpu")]
-    return list(dict.fromkeys([*found, table.SEPARATE]))
+    all_names = [
+        candidate.name for operation in Operation for candidate in candidates(operation, problem, dtype, "cpu")
+    ]
+    return list(dict.fromkeys([*all_names, table.SEPARATE]))
 
 
 FORCED = [
@@ -64,7 +66,7 @@ PLAIN = problem_of((2, 8, 9, 9), (8, 8, 3, 3), {}, True)
 def test_the_cases_cover_every_row_of_the_table() -> None:
     reached = {parameters.values[0].removeprefix("mirrored ").partition(" in ")[0] for parameters in FORCED}
     # Disabled kernels and kernels for accelerators have separate tests.
-    rows = {one.name for one in table.algorithms(PLAIN, torch.float32, "cpu")} - {"fused"}
+    rows = {algorithm.name for algorithm in table.algorithms(PLAIN, torch.float32, "cpu")} - {"fused"}
     assert reached == rows | {"zeros", table.SEPARATE}
 
 
@@ -91,14 +93,14 @@ def test_output_and_gradients(
     problem = problem_of(input_shape, weight_shape, arguments, layout == "channels_last")
     grad_output = lay_out(random(*problem.output_size, seed=2), layout)
     plan = ForcedPlan(algorithm)
-    mine = derivatives(conv2d, tensors, grad_output, {**arguments, "plan": plan})
+    results = derivatives(conv2d, tensors, grad_output, {**arguments, "plan": plan})
     # One gradient at a time, where the plan above computed both at once.
     alone = [
         plan.compute(Operation.INPUT_GRADIENT, problem, (grad_output, tensors[1]))[0],
         plan.compute(Operation.WEIGHT_GRADIENT, problem, (tensors[0], grad_output))[0],
     ]
     references = derivatives(F.conv2d, tensors, grad_output, arguments)
-    torch.testing.assert_close(mine, references, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(results, references, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(alone, references[1:], rtol=1e-9, atol=1e-9)
     assert plan.uses
 
@@ -157,9 +159,9 @@ def test_half_types_round_once(
     tensors = [lay_out(random(*shape).to(dtype), layout) for shape in shapes]
     arguments = {"stride": stride, "padding": kernel // 2, "groups": groups}
     grad_output = torch.ones(F.conv2d(*tensors, **arguments).shape, dtype=dtype)
-    mine = derivatives(conv2d, tensors, grad_output, {**arguments, "plan": ForcedPlan(algorithm)})
+    results = derivatives(conv2d, tensors, grad_output, {**arguments, "plan": ForcedPlan(algorithm)})
     exact = derivatives(F.conv2d, [tensor.double() for tensor in tensors], grad_output.double(), arguments)
-    for name, result, reference in zip(["output", "input", "weight"], mine, exact, strict=True):
+    for name, result, reference in zip(["output", "input", "weight"], results, exact, strict=True):
         assert result.dtype == dtype
         error = (result.double() - reference).abs().max() / reference.abs().max()
         assert error <= ROUNDING[dtype], f"{name} is off by {error:.1e} of its largest value"
@@ -198,8 +200,8 @@ def test_any_problem_by_any_algorithm(case: Case, channels_last: bool) -> None:
     for operation, (given_tensors, references) in expected.items():
         for candidate in candidates(operation, problem, torch.float64, "cpu"):
             results = candidate.compute(given_tensors)
-            for mine, reference in zip(results, references, strict=True):
-                torch.testing.assert_close(mine, reference, msg=lambda text, name=candidate.name: f"{name}: {text}")
+            for result, reference in zip(results, references, strict=True):
+                torch.testing.assert_close(result, reference, msg=lambda text, name=candidate.name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("name", ["im2col", "column_batches", "pointwise", "im2col in NHWC"])
@@ -213,8 +215,8 @@ def test_large_products_are_computed_in_parts(name: str, groups: int, monkeypatc
     expected = derivatives(F.conv2d, tensors, grad_output, arguments)
     monkeypatch.setattr(shared, "largest_product", lambda device: 5)
     with LargestProducts() as products:
-        found = derivatives(partial(conv2d, plan=ForcedPlan(name)), tensors, grad_output, arguments)
-    torch.testing.assert_close(found, expected)
+        results = derivatives(partial(conv2d, plan=ForcedPlan(name)), tensors, grad_output, arguments)
+    torch.testing.assert_close(results, expected)
     assert products.sizes
     assert max(products.sizes) <= 5
 

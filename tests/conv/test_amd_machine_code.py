@@ -53,7 +53,7 @@ class EmulatedCode:
         content = path.read_bytes()
         (table,) = struct.unpack_from("<Q", content, 0x28)
         size, count = struct.unpack_from("<HH", content, 0x3A)
-        self.sections = [struct.unpack_from("<IIQQQQIIQQ", content, table + size * one) for one in range(count)]
+        self.sections = [struct.unpack_from("<IIQQQQIIQQ", content, table + size * index) for index in range(count)]
         self.symbols: dict[str, tuple[int, int]] = {}
         for _, kind, _, _, start, extent, link, *_ in self.sections:
             for entry in range(start, start + extent, 24) if kind == DYNAMIC_SYMBOLS else ():
@@ -69,8 +69,8 @@ class EmulatedCode:
         units = shared // LDS_UNIT + 1
         units += units * LDS_UNIT // 4 == VECTOR_REGISTERS  # so that the sizes of two buffers differ
         resources, self.shared_bytes = (resources & ~(0x1FF << 15)) | (units << 15), units * LDS_UNIT
-        packed = b"".join(struct.pack("<Q", 0 if one is None else one.data_ptr()) for one in operands.tensors)
-        packed += b"".join(struct.pack("<f" if isinstance(one, float) else "<i", one) for one in numbers)
+        packed = b"".join(struct.pack("<Q", 0 if tensor is None else tensor.data_ptr()) for tensor in operands.tensors)
+        packed += b"".join(struct.pack("<f" if isinstance(number, float) else "<i", number) for number in numbers)
         arguments = ctypes.create_string_buffer(packed, max(size, len(packed)) + 64)
         start, length = self.symbols[name]
         code = ctypes.addressof(self.memory) + start
@@ -97,7 +97,7 @@ def machine_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedC
         patch.setenv("DEV", "CPU")
         patch.setenv("CC", clang)
         patch.syspath_prepend(TINYGRAD)
-        for name in [one for one in sys.modules if one == "test" or one.startswith("test.")]:  # of Python's library
+        for name in [key for key in sys.modules if key == "test" or key.startswith("test.")]:  # of Python's library
             patch.delitem(sys.modules, name)
         emulator = importlib.import_module("test.mockgpu.amd.emu")
         code, buffer = EmulatedCode(linked, emulator), emulator.Buffer
@@ -115,8 +115,8 @@ def machine_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedC
 ERRORS: dict[tuple[str, torch.dtype], float] = defaultdict(float)
 
 
-def record(what: str, dtype: torch.dtype, found: torch.Tensor, expected: torch.Tensor) -> None:
-    error = ((found.double() - expected.double()).abs().max() / expected.abs().max()).item()
+def record(what: str, dtype: torch.dtype, actual: torch.Tensor, expected: torch.Tensor) -> None:
+    error = ((actual.double() - expected.double()).abs().max() / expected.abs().max()).item()
     ERRORS[what, dtype] = max(ERRORS[what, dtype], error)
     assert error < test_fused.TOLERANCES[dtype], f"{what}: {error:.2g}"
 
@@ -162,13 +162,13 @@ def test_winograd(dtype: torch.dtype, case: str, machine_code: EmulatedCode, mon
 
 def check_convolution(what: str, machine_code: EmulatedCode, products: test_fused.Products) -> None:
     input, weight, grads, problem, expected = products
-    found = [
+    results = [
         fused_launch.forward(machine_code, input, weight, problem),
         fused_launch.input_gradient(machine_code, grads, weight, problem),
         fused_launch.weight_gradient(machine_code, input, grads, problem),
     ]
-    for one, other in zip(found, expected, strict=True):
-        record(what, input.dtype, one, other)
+    for result, other in zip(results, expected, strict=True):
+        record(what, input.dtype, result, other)
 
 
 @pytest.mark.parametrize("channels_last", [True, False], ids=["NHWC", "NCHW"])
@@ -184,23 +184,25 @@ def test_normalization(
     input = nhwc(input) if channels_last else input
     weight, bias = torch.rand(channels, generator=generator) + 0.5, torch.randn(channels, generator=generator)
     mean, variance, batches = torch.zeros(channels), torch.ones(channels), torch.zeros((), dtype=torch.int64)
-    exact = [one.double().requires_grad_() for one in (input, weight, bias)]
+    exact = [tensor.double().requires_grad_() for tensor in (input, weight, bias)]
     exact_mean, exact_variance = mean.double(), variance.double()
     normalized = F.batch_norm(exact[0], exact_mean, exact_variance, exact[1], exact[2], True, 0.1, 1e-3)
     output = F.silu(normalized)
     grads = torch.randn(output.shape, generator=generator).to(dtype)
     grads = nhwc(grads) if channels_last else grads
     of_input, of_weight, of_bias = torch.autograd.grad(output, exact, grads.double())
-    found, statistics = batch_norm_launch.forward(machine_code, input, weight, bias, mean, variance, batches, 0.1, 1e-3)
+    result, statistics = batch_norm_launch.forward(
+        machine_code, input, weight, bias, mean, variance, batches, 0.1, 1e-3
+    )
     grad_input, sums = batch_norm_launch.backward(machine_code, grads, input, weight, bias, statistics)
-    for one, other in (
-        (found, output.detach()),
+    for actual, other in (
+        (result, output.detach()),
         (mean, exact_mean),
         (variance, exact_variance),
         (grad_input, of_input),
         (sums, torch.stack([of_bias, of_weight])),
     ):
-        record("normalization", dtype, one, other)
+        record("normalization", dtype, actual, other)
     assert batches == 1
 
 

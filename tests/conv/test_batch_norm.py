@@ -34,9 +34,9 @@ def twins(
     native = nn.BatchNorm2d(4, dtype=dtype, **options)
     for seed, parameter in enumerate(native.parameters()):
         parameter.data.copy_(random(4, seed=seed))
-    ours = copy.deepcopy(native)
-    ours.__class__ = kind
-    return ours, nn.Sequential(native, nn.SiLU()) if kind is RecomputedBatchNormSiLU2d else nn.Sequential(native)
+    converted = copy.deepcopy(native)
+    converted.__class__ = kind
+    return converted, nn.Sequential(native, nn.SiLU()) if kind is RecomputedBatchNormSiLU2d else nn.Sequential(native)
 
 
 def kept_storages(forward: Callable[[], Tensor]) -> dict[int, int]:
@@ -60,10 +60,10 @@ def kept_storages(forward: Callable[[], Tensor]) -> dict[int, int]:
 def test_three_steps_equal_torch(
     kind: type[nn.BatchNorm2d], options: dict[str, Any], training: bool, memory_format: torch.memory_format
 ) -> None:
-    ours, native = twins(options, kind=kind)
+    converted, native = twins(options, kind=kind)
     for step in range(3):
         results = []
-        for layer in (ours, native):
+        for layer in (converted, native):
             layer.train(training or step == 0)  # the first step fills the running statistics
             input = random(2, 4, 5, 6, seed=step).contiguous(memory_format=memory_format).requires_grad_()
             output = layer(input)
@@ -71,7 +71,7 @@ def test_three_steps_equal_torch(
             results.append((output, *torch.autograd.grad(output.pow(3).sum(), leaves)))
         torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
         assert results[0][0].stride() == results[1][0].stride()
-        torch.testing.assert_close(ours.state_dict(), native[0].state_dict(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(converted.state_dict(), native[0].state_dict(), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,27 +93,27 @@ def test_first_and_second_derivatives(kind: type[nn.BatchNorm2d], training: bool
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("affine", [True, False])
 def test_half_inputs_with_float32_weights(kind: type[nn.BatchNorm2d], dtype: torch.dtype, affine: bool) -> None:
-    ours, native = twins({"affine": affine}, torch.float32, kind)
+    converted, native = twins({"affine": affine}, torch.float32, kind)
     results = []
-    for layer in (ours, native):
+    for layer in (converted, native):
         input = random(2, 4, 5, 6).to(dtype).requires_grad_()
         output = layer(input)
         results.append((output, *torch.autograd.grad(output.float().square().sum(), [input, *layer.parameters()])))
     assert results[0][0].dtype == dtype
     torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)
-    torch.testing.assert_close(ours.state_dict(), native[0].state_dict())
+    torch.testing.assert_close(converted.state_dict(), native[0].state_dict())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_empty_batch_like_torch(kind: type[nn.BatchNorm2d]) -> None:
-    ours, native = twins({}, kind=kind)
+    converted, native = twins({}, kind=kind)
     results = []
-    for layer in (ours, native):
+    for layer in (converted, native):
         input = torch.zeros(0, 4, 2, 2).double().requires_grad_()
         output = layer(input)
         results.append((output, *torch.autograd.grad(output.sum(), [input, *layer.parameters()])))
     torch.testing.assert_close(*results)
-    torch.testing.assert_close(ours.state_dict(), native[0].state_dict())
+    torch.testing.assert_close(converted.state_dict(), native[0].state_dict())
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_instance_normalization_of_one_pixel_is_refused() -> None:
 
 
 def test_gradient_in_another_memory_format_and_expanded() -> None:
-    ours, native = twins({})
+    converted, native = twins({})
     for grad in (random(2, 4, 5, 6).contiguous(memory_format=torch.channels_last), torch.ones(()).double()):
         results = []
-        for layer in (ours, native):
+        for layer in (converted, native):
             input = random(2, 4, 5, 6).requires_grad_()
             results.append(torch.autograd.grad(layer(input), [input, *layer.parameters()], grad.expand(2, 4, 5, 6)))
         torch.testing.assert_close(*results)
@@ -204,10 +204,13 @@ def test_autocast_of_the_forward_pass_alone() -> None:
 
 
 def test_one_activation_is_saved_instead_of_two() -> None:
-    ours, native = twins({}, torch.float32)
+    converted, native = twins({}, torch.float32)
     input = random(8, 4, 32, 32).float().requires_grad_()
     map_bytes = input.untyped_storage().nbytes()
-    maps = [sum(size == map_bytes for size in kept_storages(lambda: layer(input)).values()) for layer in (ours, native)]  # noqa: B023
+    maps = [
+        sum(size == map_bytes for size in kept_storages(lambda: layer(input)).values())  # noqa: B023
+        for layer in (converted, native)
+    ]
     assert maps == [1, 2]
 
 
@@ -244,10 +247,10 @@ def test_constant_channel_and_no_eps() -> None:
 
 
 def test_equals_the_two_layers_bit_for_bit_in_the_forward_pass() -> None:
-    ours, native = twins({}, torch.float32)
+    converted, native = twins({}, torch.float32)
     input = random(2, 4, 32, 32).float()
     assert torch.equal(
-        ours(input),
+        converted(input),
         F.silu(
             torch.native_batch_norm(input, native[0].weight, native[0].bias, None, None, True, 0.1, native[0].eps)[0]
         ),

@@ -94,10 +94,12 @@ def test_output_and_gradients_equal_torch(case: Case, layout: str) -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         grad_output = lay_out(random(*F.conv2d(*tensors, **arguments).shape, seed=9), layout)
-    ours = derivatives(conv2d, tensors, grad_output, arguments)
-    theirs = derivatives(F.conv2d, tensors, grad_output, arguments)
-    for name, mine, reference in zip(["output", "input", "weight", "bias"], ours, theirs, strict=False):
-        torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+    results = derivatives(conv2d, tensors, grad_output, arguments)
+    references = derivatives(F.conv2d, tensors, grad_output, arguments)
+    for name, result, reference in zip(["output", "input", "weight", "bias"], results, references, strict=False):
+        torch.testing.assert_close(
+            result, reference, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case[0][0] and case[0][1] > 1], ids=str)
@@ -128,7 +130,7 @@ def test_two_runs_are_bitwise_equal() -> None:
     tensors = [random(4, 16, 40, 40, dtype=torch.float32), random(16, 16, 3, 3, dtype=torch.float32)]
     grad_output = random(4, 16, 20, 20, dtype=torch.float32)
     runs = [derivatives(conv2d, tensors, grad_output, {"stride": 2, "padding": 1}) for _ in range(2)]
-    assert all(torch.equal(one, two) for one, two in zip(*runs, strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 
 def test_integers_of_numpy_are_accepted() -> None:

@@ -41,8 +41,8 @@ def test_float32_error_is_that_of_a_matrix_product(stride: int, memory_format: t
     input = random(2, 64, 20, 20).contiguous(memory_format=memory_format)
     weight = random(64, 64, 3, 3, seed=1).contiguous(memory_format=memory_format)
     references = results(F.conv2d, input.double(), weight.double(), stride=stride, padding=1)
-    for mine, reference in zip(results(conv2d, input, weight, stride=stride, padding=1), references, strict=True):
-        torch.testing.assert_close(mine.double(), reference, rtol=4e-6, atol=4e-6 * reference.abs().max().item())
+    for result, reference in zip(results(conv2d, input, weight, stride=stride, padding=1), references, strict=True):
+        torch.testing.assert_close(result.double(), reference, rtol=4e-6, atol=4e-6 * reference.abs().max().item())
 
 
 def test_autocast_casts_like_the_native_operator() -> None:

@@ -18,10 +18,10 @@ def random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 @pytest.mark.parametrize("kernel_size", [3, (2, 4)])
 def test_padding_modes_equal_torch(padding_mode: str, padding: Any, kernel_size: Any) -> None:
     native = nn.Conv2d(4, 6, kernel_size, padding=padding, padding_mode=padding_mode, groups=2, dtype=torch.float64)
-    ours = GemmConv2d(4, 6, kernel_size, padding=padding, padding_mode=padding_mode, groups=2, dtype=torch.float64)
-    ours.load_state_dict(native.state_dict())
+    gemm = GemmConv2d(4, 6, kernel_size, padding=padding, padding_mode=padding_mode, groups=2, dtype=torch.float64)
+    gemm.load_state_dict(native.state_dict())
     results = []
-    for layer in (ours, native):
+    for layer in (gemm, native):
         input = random(2, 4, 8, 9).requires_grad_()
         output = layer(input)
         results.append((output, *torch.autograd.grad(output.square().sum(), [input, *layer.parameters()])))

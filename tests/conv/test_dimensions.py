@@ -59,10 +59,10 @@ def test_random_layers_equal_torch(kind: type[nn.Module], seed: int) -> None:
     layer, input = random_layer(kind, int(kind.__name__[-2]), seed)
     expected = derivatives(layer, input)
     names = list(layer.state_dict())
-    found = derivatives(swap_convs(layer), input)
+    actual = derivatives(swap_convs(layer), input)
     assert type(layer).__name__ == f"Gemm{kind.__name__}"
     assert list(layer.state_dict()) == names
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     assert type(unswap_convs(layer)) is kind
     assert "plan" not in vars(layer)
 
@@ -107,9 +107,9 @@ def test_lazy_layers_become_vendor_free_layers_or_lazy_layers_again(kind: Any) -
     dimensions = int(kind.__name__[-2])
     norm = getattr(nn, f"LazyBatchNorm{dimensions}d")
     model, input = nn.Sequential(kind(3, 2), norm()), torch.randn(2, 4, *(5,) * dimensions)
-    assert [type(one) for one in unswap_convs(swap_convs(model))] == [kind, norm]
+    assert [type(layer) for layer in unswap_convs(swap_convs(model))] == [kind, norm]
     output = swap_convs(model)(input)
-    assert [type(one).__name__ for one in model] == [
+    assert [type(layer).__name__ for layer in model] == [
         f"Gemm{kind.__name__.removeprefix('Lazy')}",
         f"VendorFreeBatchNorm{dimensions}d",
     ]
@@ -138,9 +138,9 @@ def test_autocast_and_empty_batches_equal_torch(kind: Any) -> None:
     layer, input = kind(2, 3, 3, padding=1), torch.randn(2, 2, *(4,) * dimensions)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = layer(input)
-        found = swap_convs(layer)(input)
-    assert found.dtype is expected.dtype is torch.bfloat16
-    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+        actual = swap_convs(layer)(input)
+    assert actual.dtype is expected.dtype is torch.bfloat16
+    torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05)
     assert layer(input[:0]).shape == (0, *expected.shape[1:])
 
 

@@ -62,15 +62,15 @@ def make_products(
 def compare(launch: Launcher, products: Products) -> None:
     """Compare each product, which takes one launch, with the expected one."""
     input, weight, grad_output, problem, expected = products
-    found = [
+    results = [
         fused_launch.forward(launch, input, weight, problem),
         fused_launch.input_gradient(launch, grad_output, weight, problem),
         fused_launch.weight_gradient(launch, input, grad_output, problem),
     ]
-    for name, one, other in zip(("output", "input", "weight"), found, expected, strict=True):
-        assert one.shape == other.shape
-        assert one.dtype == input.dtype
-        difference = (one - other).abs().max() / other.abs().max().clamp(min=1)
+    for name, result, other in zip(("output", "input", "weight"), results, expected, strict=True):
+        assert result.shape == other.shape
+        assert result.dtype == input.dtype
+        difference = (result - other).abs().max() / other.abs().max().clamp(min=1)
         assert difference < TOLERANCES[input.dtype], f"{name} is off by {difference:.2g}"
 
 
@@ -85,10 +85,10 @@ def check_counted_launches(products: Products, launches: Sequence[Launch]) -> No
         LAUNCH_FUNCTIONS, ((input, weight), (grad_output, weight), (input, grad_output)), strict=True
     ):
         function(recorder, *(tensor.to("meta") for tensor in tensors), problem)  # type: ignore[call-arg]
-    found, counted = (
+    launched, counted = (
         [(launch.name, launch.grid, launch.operands.bytes) for launch in some] for some in (launches, recorder.launches)
     )
-    assert found == counted
+    assert launched == counted
     assert len(counted) == 3
 
 
@@ -177,11 +177,11 @@ def test_winograd_is_as_exact_as_the_other_kernels(emulated: Guarded) -> None:
     exact = (output, torch.autograd.grad(output, leaves, products.grad_output.double())[1])
     errors = []
     for tiles in ((fused_launch.WINOGRAD, fused_launch.WINOGRAD_SUMS), (fused_launch.KernelTile(256, 16, 4), SUMS)):
-        found = (
+        results = (
             fused_launch.forward(emulated, products.input, weight, products.problem, tiles[:1]),
             fused_launch.weight_gradient(emulated, products.input, products.grad_output, products.problem, tiles[1:]),
         )
-        errors.append([(one - other).square().mean().sqrt() for one, other in zip(found, exact, strict=True)])
+        errors.append([(result - other).square().mean().sqrt() for result, other in zip(results, exact, strict=True)])
     assert errors[0][0] < 2 * errors[1][0]
     assert errors[0][1] < 4 * errors[1][1]
 
@@ -348,8 +348,8 @@ def test_half_types_keep_special_values_and_round_to_even(dtype: torch.dtype, em
 def test_weight_gradient_has_the_layout_of_a_channels_last_parameter(emulated: Guarded) -> None:
     input, grad_output = (nhwc(random(2, channels, 6, 6, dtype=torch.float32)) for channels in (8, 4))
     weight = nhwc(torch.empty(4, 8, 3, 3))
-    found = fused_launch.weight_gradient(emulated, input, grad_output, problem_of(input, weight, {"padding": 1}))
-    assert found.stride() == weight.stride()
+    result = fused_launch.weight_gradient(emulated, input, grad_output, problem_of(input, weight, {"padding": 1}))
+    assert result.stride() == weight.stride()
 
 
 def test_tiles_for_lists_the_tiles_of_the_launches(emulated: Guarded) -> None:

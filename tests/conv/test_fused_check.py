@@ -71,9 +71,11 @@ def test_products_on_tensor_cores_are_preferred_to_the_kernels(
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(fused, "available", lambda device: True)
     for operation in (Operation.FORWARD, Operation.INPUT_GRADIENT, Operation.WEIGHT_GRADIENT):
-        found = [one.name.removeprefix("mirrored ") for one in candidates(operation, PROBLEM, dtype, "cuda")]
-        assert found[0] == preferred
-        assert "fused" in found, "autotune measures the kernels, too"
+        names = [
+            candidate.name.removeprefix("mirrored ") for candidate in candidates(operation, PROBLEM, dtype, "cuda")
+        ]
+        assert names[0] == preferred
+        assert "fused" in names, "autotune measures the kernels, too"
 
 
 class Wrong:
@@ -234,7 +236,7 @@ def test_the_plan_selects_the_kernels_for_half_types_too(emulated: Guarded) -> N
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             plan = Plan()
             plan.compute(Operation.FORWARD, PROBLEM, (INPUT.to(dtype), WEIGHT.to(dtype)))
-            assert [one.name for one in plan.decisions.values()] == ["fused"]
+            assert [decision.name for decision in plan.decisions.values()] == ["fused"]
     assert not fused.accepts(PROBLEM, torch.float32, "cpu")
     assert DEFAULT_PLAN is not plan
 

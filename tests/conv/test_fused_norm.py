@@ -64,10 +64,10 @@ def compare(launch: Launcher, case: Case) -> None:
     assert output.dtype == grad_input.dtype == input.dtype
     assert output.stride() == grad_input.stride() == input.stride()
     assert int(batches) == 6
-    found = {"output": output, "running mean": mean, "running variance": var}
-    found |= {"input": grad_input, "bias": sums[0], "weight": sums[1]}
+    results = {"output": output, "running mean": mean, "running variance": var}
+    results |= {"input": grad_input, "bias": sums[0], "weight": sums[1]}
     for name, other in case.expected.items():
-        difference = (found[name] - other).abs().max() / other.abs().max().clamp(min=1)
+        difference = (results[name] - other).abs().max() / other.abs().max().clamp(min=1)
         assert difference < case.tolerance, f"{name} is off by {difference:.2g}"
 
 
@@ -123,11 +123,11 @@ def test_launches_are_those_that_are_counted_on_the_meta_device(layout: str, emu
     batches = torch.tensor(5, device="meta")
     _, statistics = batch_norm_launch.forward(recorder, input, weight, bias, mean, var, batches, 0.3, 1e-3)
     batch_norm_launch.backward(recorder, grads, input, weight, bias, statistics)
-    found, counted = (
+    launched, counted = (
         [(launch.name, launch.grid, launch.operands.bytes) for launch in some]
         for some in (emulated.launches[before:], recorder.launches)
     )
-    assert found == counted
+    assert launched == counted
     # The input and the gradients are read twice, and the two results written once.
     assert sum(launch.operands.bytes for launch in recorder.launches) >= 8 * input.nbytes
 
@@ -152,12 +152,12 @@ def test_channel_slices_of_a_gradient_are_read_without_a_copy(emulated: Guarded)
 
 def twins(kind: type[BatchNormSiLU2d] = BatchNormSiLU2d, **options: Any) -> tuple[BatchNormSiLU2d, nn.Sequential]:
     native = nn.BatchNorm2d(8, **options)
-    ours = nn.BatchNorm2d(8, **options)
+    converted = nn.BatchNorm2d(8, **options)
     for seed, parameter in enumerate(native.parameters()):
         parameter.data.copy_(random(8, seed=seed, dtype=torch.float32))
-    ours.load_state_dict(native.state_dict())
-    ours.__class__ = kind
-    return ours, nn.Sequential(native, nn.SiLU())  # type: ignore[return-value]
+    converted.load_state_dict(native.state_dict())
+    converted.__class__ = kind
+    return converted, nn.Sequential(native, nn.SiLU())  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("kind", [BatchNormSiLU2d, RecomputedBatchNormSiLU2d])
@@ -165,15 +165,15 @@ def twins(kind: type[BatchNormSiLU2d] = BatchNormSiLU2d, **options: Any) -> tupl
 def test_layer_uses_the_kernels_and_equals_torch(
     kind: type[BatchNormSiLU2d], options: dict[str, Any], enabled: Guarded
 ) -> None:
-    ours, native = twins(kind, **options)
+    converted, native = twins(kind, **options)
     for step in range(2):
         results = []
-        for layer in (ours, native):
+        for layer in (converted, native):
             input = random(2, 8, 6, 5, seed=step, dtype=torch.float32).requires_grad_()
             output = layer(input)
             results.append((output, *torch.autograd.grad(output.pow(3).sum(), [input, *layer.parameters()])))
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(ours.state_dict(), native[0].state_dict())
+    torch.testing.assert_close(converted.state_dict(), native[0].state_dict())
     assert [name for name, *_ in enabled.launches[-4:]] == [
         *("batch_statistics_nchw_by_one", "normalize_silu_nchw_by_one"),
         *("silu_gradient_sums_nchw_by_one", "normalize_silu_gradient_nchw_by_one"),
@@ -182,13 +182,13 @@ def test_layer_uses_the_kernels_and_equals_torch(
 
 @pytest.mark.parametrize("options", [{"momentum": None}, {"affine": False}], ids=str)
 def test_aten_computes_what_the_kernels_do_not_support(options: dict[str, Any], enabled: Guarded) -> None:
-    ours, native = twins(**options)
+    converted, native = twins(**options)
     before = len(enabled.launches)
     for _ in range(2):
         input = random(2, 8, 6, 5, dtype=torch.float32)
-        torch.testing.assert_close(ours(input), native(input))
-    torch.testing.assert_close(ours.eval()(input), native.eval()(input))
-    torch.testing.assert_close(ours.state_dict(), native[0].state_dict())
+        torch.testing.assert_close(converted(input), native(input))
+    torch.testing.assert_close(converted.eval()(input), native.eval()(input))
+    torch.testing.assert_close(converted.state_dict(), native[0].state_dict())
     assert len(enabled.launches) == before
 
 
@@ -210,11 +210,11 @@ def test_only_the_required_gradient_is_returned(enabled: Guarded) -> None:
 
 
 def test_empty_batch_and_one_value_per_channel_like_torch(enabled: Guarded) -> None:
-    ours, native = twins()
+    converted, native = twins()
     empty = torch.zeros(0, 8, 2, 2)
-    torch.testing.assert_close(ours(empty), native(empty))
+    torch.testing.assert_close(converted(empty), native(empty))
     with pytest.raises(ValueError, match="more than 1 value per channel"):
-        ours(torch.zeros(1, 8, 1, 1))
+        converted(torch.zeros(1, 8, 1, 1))
 
 
 def test_a_wrong_kernel_is_disabled_before_its_first_use() -> None:
@@ -224,16 +224,16 @@ def test_a_wrong_kernel_is_disabled_before_its_first_use() -> None:
                 tensor.zero_()
 
     fused_norm.KERNELS.enable(lambda device: wrong)
-    ours, native = twins()
+    converted, native = twins()
     input = random(2, 8, 6, 5, dtype=torch.float32)
     try:
         with assume_available("cpu"), pytest.warns(UserWarning, match="batch normalization forward.* has an error of"):
-            output = ours(input)
+            output = converted(input)
         assert not fused_norm.KERNELS.enabled
     finally:
         fused_norm.KERNELS.disable()
     torch.testing.assert_close(output, native(input))
-    torch.testing.assert_close(ours.state_dict(), native[0].state_dict())
+    torch.testing.assert_close(converted.state_dict(), native[0].state_dict())
     assert input.abs().sum() > 0
 
 

@@ -83,11 +83,11 @@ def test_a_wrong_algorithm_on_a_gpu_would_be_seen(monkeypatch: pytest.MonkeyPatc
     assert all(error < 1e-5 for error in errors().values())
 
     def with_a_wrong_one(*arguments: Any) -> list[Any]:
-        first, *others = right(*arguments)
+        first, *remaining = right(*arguments)
         wrong = replace(
             first, name="wrong", compute=lambda tensors: tuple(t.roll(1, -1) for t in first.compute(tensors))
         )
-        return [first, *others, wrong]
+        return [first, *remaining, wrong]
 
     monkeypatch.setitem(globals(), "candidates", with_a_wrong_one)
     assert [name for name, error in errors().items() if error > 0.1] == ["wrong"]

@@ -60,8 +60,8 @@ def networks(name: str) -> tuple[nn.Module, nn.Module, Tensor, Tensor]:
     return native, swap_convs(copy.deepcopy(native)), torch.randn(example_size), torch.randn(other_size)
 
 
-def assert_equal(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+def assert_equal(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")

@@ -61,10 +61,10 @@ def test_layers_become_operators_of_onnx(name: str, dynamo: bool, tmp_path: Path
     options: dict[str, Any] = {"dynamo": True, "external_data": False} if dynamo else {"dynamo": False}
     torch.onnx.export(network, (torch.randn(shape),), str(file), input_names=["x"], **options)
     operators = [node.op_type for node in onnx.load(file).graph.node]
-    assert sorted(one for one in operators if one.startswith("Conv")) == expected
+    assert sorted(operator for operator in operators if operator.startswith("Conv")) == expected
     assert all(node.domain in ("", "ai.onnx") for node in onnx.load(file).graph.node)
     input = torch.randn(shape)
-    (found,) = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"]).run(
+    (output,) = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"]).run(
         None, {"x": input.numpy()}
     )
-    torch.testing.assert_close(torch.from_numpy(found), network(input).detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(output), network(input).detach(), rtol=1e-4, atol=1e-5)

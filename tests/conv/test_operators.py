@@ -49,7 +49,7 @@ def test_opcheck(name: str, problem: tuple[Any, ...], channels_last: bool, dtype
         "conv2d_weight_gradient": (input, output, list(weight_size)),
         "conv2d_gradients": (input, output, weight),
     }[name]
-    leaves = [one.clone().requires_grad_() if isinstance(one, Tensor) else one for one in tensors]
+    leaves = [value.clone().requires_grad_() if isinstance(value, Tensor) else value for value in tensors]
     tests = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic")
     torch.library.opcheck(getattr(operators, name), (*leaves, *arguments), test_utils=tests)
 
@@ -64,7 +64,7 @@ def test_second_derivatives(stride: int, channels_last: bool) -> None:
         for size in (input_size, weight_size)
     ]
     arguments = (*rest, channels_last, DEFAULT_PLAN.name)
-    assert torch.autograd.gradgradcheck(lambda *two: operators.conv2d(*two, *arguments), leaves)
+    assert torch.autograd.gradgradcheck(lambda *tensors: operators.conv2d(*tensors, *arguments), leaves)
 
 
 class Network(nn.Module):
@@ -88,7 +88,11 @@ def outcome(model: Any, network: nn.Module, images: Tensor) -> list[Tensor]:
     output = model(leaf)
     output.square().sum().backward()
     assert leaf.grad is not None
-    return [output.detach(), leaf.grad, *(one.grad.clone() for one in network.parameters() if one.grad is not None)]
+    return [
+        output.detach(),
+        leaf.grad,
+        *(parameter.grad.clone() for parameter in network.parameters() if parameter.grad is not None),
+    ]
 
 
 def compare_with_eager(backend: str, dynamic: bool | None = None) -> list[str]:

@@ -78,8 +78,8 @@ def test_defaults_of_contiguous_float32(
 ) -> None:
     for channels_last in (True, False):
         problem = Problem((2, 8, 9, 9), weight_size, (stride, stride), (0, 0, 0, 0), (1, 1), groups, channels_last)
-        found = [candidates(operation, problem, torch.float32, "cpu")[0].name for operation in list(Operation)[:3]]
-        assert [name.removesuffix(" in NHWC") for name in found] == defaults
+        names = [candidates(operation, problem, torch.float32, "cpu")[0].name for operation in list(Operation)[:3]]
+        assert [name.removesuffix(" in NHWC") for name in names] == defaults
 
 
 def test_names_are_unique() -> None:
@@ -87,8 +87,8 @@ def test_names_are_unique() -> None:
         for stride in (1, 2):
             problem = Problem((2, 8, 9, 9), (8, 8, 3, 3), (stride, stride), (0,) * 4, (1, 1), 1, channels_last)
             for operation in Operation:
-                found = [candidate.name for candidate in candidates(operation, problem, torch.float32, "cpu")]
-                assert len(found) == len(set(found))
+                names = [candidate.name for candidate in candidates(operation, problem, torch.float32, "cpu")]
+                assert len(names) == len(set(names))
 
 
 def test_default_plan_times_nothing(table: Table) -> None:

@@ -40,13 +40,13 @@ def mutated(text: str) -> tuple[str, list[str]]:
     """Return the source text with a switch at each statement that `mutation` removes, and the statements."""
     removed: list[str] = []
 
-    def switch(found: re.Match[str]) -> str:
-        before = re.findall(r"inline \w+ (\w+)\(|__device__ bool (\w+)\(", text[: found.start()])[-1]
-        removed.append(f"{before[0] or before[1]}: `{' '.join(found[0].split())}`")
-        return f"if (!race::is_removed({len(removed)})) {{ {found[0]} }}"
+    def switch(match: re.Match[str]) -> str:
+        before = re.findall(r"inline \w+ (\w+)\(|__device__ bool (\w+)\(", text[: match.start()])[-1]
+        removed.append(f"{before[0] or before[1]}: `{' '.join(match[0].split())}`")
+        return f"if (!race::is_removed({len(removed)})) {{ {match[0]} }}"
 
-    found = re.sub(rf"(?m)^ +(?:{STATEMENTS}|{CONDITIONS})", switch, text)
-    return found, removed
+    changed_text = re.sub(rf"(?m)^ +(?:{STATEMENTS}|{CONDITIONS})", switch, text)
+    return changed_text, removed
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,8 @@ def run_all(launch: Guarded) -> None:
     grad_weight = fused_launch.weight_gradient(launch, input, grads, problem, (fused_launch.WINOGRAD_SUMS,))
     torch.testing.assert_close(output.double(), expected[0], rtol=0, atol=1e-4)
     tile = next(tile for tile in fused_launch.SUM_TILES if tile.rows == 32)
-    for found in (grad_weight, fused_launch.weight_gradient(launch, input, grads, problem, (tile,))):
-        torch.testing.assert_close(found.double(), expected[2], rtol=0, atol=1e-4)
+    for gradient in (grad_weight, fused_launch.weight_gradient(launch, input, grads, problem, (tile,))):
+        torch.testing.assert_close(gradient.double(), expected[2], rtol=0, atol=1e-4)
     for layout, shape in (("NHWC", (2, 12, 14, 14)), ("NCHW", (2, 5, 13, 11))):
         for _ in range(2):
             check(launch, shape, LAYOUTS[layout], torch.float32)
@@ -85,15 +85,15 @@ def test_the_loss_of_each_statement_is_noticed(
     monkeypatch.setattr(fused_launch, "SPLITS_PER_GROUP", 2)
     monkeypatch.setattr(batch_norm_launch, "LEAST_ACCESSES", 1)
     run_all(launch)
-    found = {}
+    outcomes = {}
     for number, statement in enumerate(removed, 1):
         mutation.value = number
         try:
             run_all(launch)
-            found[number, statement] = "nothing"
+            outcomes[number, statement] = "nothing"
         except (RuntimeError, AssertionError) as error:
-            found[number, statement] = str(error).splitlines()[0]
+            outcomes[number, statement] = str(error).splitlines()[0]
         mutation.value = 0
         batch_norm_launch.counters(torch.empty(1), 1).zero_()
-    assert "nothing" not in found.values()
-    assert len(found) == 26, "docs/kernels.md lists the statements"
+    assert "nothing" not in outcomes.values()
+    assert len(outcomes) == 26, "docs/kernels.md lists the statements"

@@ -42,8 +42,8 @@ def gpu(fake_library: Path, tmp_path: Path) -> ctypes.CDLL:
 
 @pytest.fixture(params=[NVIDIA, AMD], ids=["NVIDIA", "AMD"])
 def functions(request: pytest.FixtureRequest) -> GpuFunctions:
-    found: GpuFunctions = request.param
-    return found
+    gpu_functions: GpuFunctions = request.param
+    return gpu_functions
 
 
 @pytest.fixture

@@ -76,9 +76,9 @@ def test_training_step_equals_torch_without_a_vendor_operator(name: str) -> None
     swapped = swap_convs(copy.deepcopy(native)).train()
     expected = training_step(native.train(), input)
     with profile(activities=[ProfilerActivity.CPU]) as trace:
-        found = training_step(swapped, input)
+        actual = training_step(swapped, input)
     assert vendor_operators(trace) == set()
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-7)
     assert [type(module) for module in unswap_convs(swapped).modules()] == classes
 
 
@@ -96,7 +96,7 @@ def test_faster_rcnn_trains_without_a_vendor_operator() -> None:
     ).train()
     swap_convs(network)
     optimizer = torch.optim.SGD(network.parameters(), 1e-3)
-    before = [one.detach().clone() for one in network.parameters()]
+    before = [parameter.detach().clone() for parameter in network.parameters()]
     boxes = torch.tensor([[8.0, 8.0, 40.0, 40.0]])
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         losses = network([torch.rand(3, 64, 64)] * 2, [{"boxes": boxes, "labels": torch.tensor([1])}] * 2)
@@ -105,5 +105,5 @@ def test_faster_rcnn_trains_without_a_vendor_operator() -> None:
         optimizer.step()
     assert vendor_operators(trace) == set()
     assert torch.isfinite(total)
-    assert any(not torch.equal(one, other) for one, other in zip(before, network.parameters(), strict=True))
-    assert all(one.grad is not None for one in network.backbone.parameters() if one.requires_grad)
+    assert any(not torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))
+    assert all(parameter.grad is not None for parameter in network.backbone.parameters() if parameter.requires_grad)

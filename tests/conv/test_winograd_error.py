@@ -56,7 +56,7 @@ def errors(launch: LibraryLauncher, captured: Captured) -> tuple[Tensor, Tensor]
     """Return the largest and the root mean square errors of output, input gradient and weight gradient."""
     input, weight, gradient, padding = captured
     problem = problem_of(input, weight, {"padding": padding})
-    found = (
+    results = (
         fused_launch.forward(launch, nhwc(input), weight, problem),
         fused_launch.input_gradient(launch, nhwc(gradient), weight, problem),
         fused_launch.weight_gradient(launch, nhwc(input), nhwc(gradient), problem),
@@ -64,10 +64,10 @@ def errors(launch: LibraryLauncher, captured: Captured) -> tuple[Tensor, Tensor]
     exact = [input.double().requires_grad_(), weight.double().requires_grad_()]
     output = nn.functional.conv2d(*exact, padding=padding)
     expected = (output.detach(), *torch.autograd.grad(output, exact, gradient.double()))
-    differences = [one - other for one, other in zip(found, expected, strict=True)]
+    differences = [result - other for result, other in zip(results, expected, strict=True)]
     return (
-        torch.stack([one.abs().max() for one in differences]),
-        torch.stack([one.square().mean().sqrt() for one in differences]),
+        torch.stack([difference.abs().max() for difference in differences]),
+        torch.stack([difference.square().mean().sqrt() for difference in differences]),
     )
 
 
@@ -78,14 +78,18 @@ def test_error_on_activations_of_a_training(
     if COMPILER is None:
         pytest.skip("there is no C++ compiler")
     # The kernels need channels in groups of eight; a level without a box has no gradient.
-    layers = [one for one in train(look_alike, index_root, tmp_path) if one[0].shape[1] % 8 == 0 and one[2].any()]
+    layers = [
+        layer for layer in train(look_alike, index_root, tmp_path) if layer[0].shape[1] % 8 == 0 and layer[2].any()
+    ]
     launch = LibraryLauncher(compile_emulated(tmp_path, checked=False))
-    found = []
+    layer_errors = []
     for tiles in (WINOGRAD, DIRECT):
         with monkeypatch.context() as patch:
             only_tile(patch, *tiles)
-            found.append([errors(launch, layer) for layer in layers])
+            layer_errors.append([errors(launch, layer) for layer in layers])
     for kind, name in enumerate(("largest", "root mean square")):
-        ratios = torch.stack([one[kind] / other[kind] for one, other in zip(*found, strict=True)]).amax(0)
-        print(f"{len(layers)} layers, {name} error as a multiple: {[round(float(one), 2) for one in ratios]}")
+        ratios = torch.stack(
+            [winograd[kind] / direct[kind] for winograd, direct in zip(*layer_errors, strict=True)]
+        ).amax(0)
+        print(f"{len(layers)} layers, {name} error as a multiple: {[round(float(ratio), 2) for ratio in ratios]}")
         assert (ratios <= LIMIT).all(), (name, ratios)

@@ -40,8 +40,8 @@ def coco() -> Callable[..., dict[str, Any]]:
         ]
         annotations = [
             {"id": 100 * position + k, "image_id": FIRST_ID + position, "category_id": 1 + k % 4, "bbox": list(box)}
-            for position, own in enumerate(boxes)
-            for k, box in enumerate(own)
+            for position, frame_boxes in enumerate(boxes)
+            for k, box in enumerate(frame_boxes)
         ]
         return {"images": images, "annotations": annotations, "categories": CATEGORIES, **replaced}
 

@@ -79,14 +79,14 @@ def test_collate_gathers_bad_frames_of_all_samples() -> None:
 def test_targets_leave_out_unreadable_frames() -> None:
     batch = collate([sample("1", [[0, 0, 4, 4]]), sample("2", [], readable=False), sample("3", [[8, 8, 16, 16]])])
     assert batch.readable_positions() == [0, 2]
-    found = targets(batch)
-    assert [target.image_id for target in found] == ["1", "3"]
-    assert found[1].boxes.tolist() == [[8, 8, 16, 16]]
+    actual_targets = targets(batch)
+    assert [target.image_id for target in actual_targets] == ["1", "3"]
+    assert actual_targets[1].boxes.tolist() == [[8, 8, 16, 16]]
 
 
 def test_targets_of_a_frame_without_boxes_are_empty() -> None:
-    found = targets(collate(three_samples()))[1]
-    assert (found.image_id, found.boxes.shape, found.labels.shape) == ("20200502114223916", (0, 4), (0,))
+    target = targets(collate(three_samples()))[1]
+    assert (target.image_id, target.boxes.shape, target.labels.shape) == ("20200502114223916", (0, 4), (0,))
 
 
 @pytest.mark.parametrize("image_size", [64, 96, 640])
@@ -97,9 +97,9 @@ def test_targets_of_evaluation_samples_are_the_boxes_of_the_json(
     dataset = EvaluationDataset(
         LabelledFrames(open_ltdv2(look_alike / "Valid.json", index_root), FolderFrames(look_alike)), image_size
     )
-    found = targets(collate([dataset[position] for position in range(len(dataset))]))
-    assert [target.image_id for target in found] == [str(image["id"]) for image in content["images"]]
-    assert_boxes_of_the_json(found, content["annotations"])
+    actual_targets = targets(collate([dataset[position] for position in range(len(dataset))]))
+    assert [target.image_id for target in actual_targets] == [str(image["id"]) for image in content["images"]]
+    assert_boxes_of_the_json(actual_targets, content["annotations"])
 
 
 def test_to_moves_every_tensor_and_keeps_the_rest() -> None:
@@ -137,14 +137,14 @@ def test_batch_of_a_foreign_loader_is_checked() -> None:
         "readable": ((), r"Batch\.readable must have one value for each of the 3 image_ids, got 0"),
         "months": ((1,), r"Batch\.months must have one value for each of the 3 image_ids, got 1"),
     }
-    others = {
+    further_changes = {
         "images": (batch.images.float() / 255 + 0.5, r"Batch\.images must be uint8, or float32 from 0 to 255, got"),
         "labels": (batch.labels[:-1], r"Batch\.boxes must be a tensor of shape"),
         "boxes": (batch.boxes.numpy(), r"Batch\.boxes must be a tensor of shape .* got ndarray"),
         "sample_index": (batch.sample_index.flip(0), r"Batch\.sample_index must be ascending"),
         "image_ids": (("a",), r"Batch\.images must be a tensor of shape \(1, "),
     }
-    for name, (value, message) in [*changes.items(), *others.items()]:
+    for name, (value, message) in [*changes.items(), *further_changes.items()]:
         with pytest.raises(ValueError, match=message):
             check_batch(msgspec.structs.replace(batch, **{name: value}), 3)
     with pytest.raises(ValueError, match=r"must yield yolo_lightning\.data\.batch\.Batch, .* got list"):

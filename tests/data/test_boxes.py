@@ -56,8 +56,9 @@ def test_box_of_the_whole_frame_covers_the_whole_pixels_of_the_scaled_frame(heig
     placement = Letterbox.fit(height, width, ImageSize(size, size))
     rows, columns = scaled_shape(height, width, placement.gain)
     (box,) = frame_to_input(np.array([[0, 0, width, height]], np.float32), placement)
-    left, top = placement.left, placement.top
-    assert box.tolist() == pytest.approx([left, top, left + columns, top + rows], abs=1e-4)
+    x = placement.left
+    y = placement.top
+    assert box.tolist() == pytest.approx([x, y, x + columns, y + rows], abs=1e-4)
 
 
 def test_boxes_in_the_padding_lie_outside_the_frame_until_they_are_clipped() -> None:

@@ -32,11 +32,13 @@ STRONG = Augmentation(photometric=1, histogram_match=0.3, inversion=0.3, degrees
 @pytest.fixture(scope="module")
 def root(index_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A drawn dataset with clips of up to five frames, in a folder, an archive and a packed store."""
-    made = tmp_path_factory.mktemp("stored") / "data"
-    draw_dataset(made, train_frames=FRAMES, valid_frames=5, test_frames=5, width=96, height=64, clip_frames=5)
-    write_zip(made / "frames.zip", {str(path.relative_to(made)): path.read_bytes() for path in made.rglob("*.jpg")})
-    pack_frames(str(made), index_root=str(index_root), workers=1)
-    return made
+    folder = tmp_path_factory.mktemp("stored") / "data"
+    draw_dataset(folder, train_frames=FRAMES, valid_frames=5, test_frames=5, width=96, height=64, clip_frames=5)
+    write_zip(
+        folder / "frames.zip", {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.jpg")}
+    )
+    pack_frames(str(folder), index_root=str(index_root), workers=1)
+    return folder
 
 
 def module(root: Path, index_root: Path, **changed: Any) -> DetectionDataModule:
@@ -55,8 +57,8 @@ def samples(frames: LabelledFrames, settings: Augmentation = STRONG) -> list[np.
     return [training[key].image for key in keys]
 
 
-def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+def assert_equal(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    assert all(np.array_equal(image, other) for image, other in zip(actual, expected, strict=True))
 
 
 def test_channels_are_the_frame_and_the_median_of_its_clip(frames: LabelledFrames) -> None:
@@ -64,8 +66,8 @@ def test_channels_are_the_frame_and_the_median_of_its_clip(frames: LabelledFrame
     clips = index.clips()
     assert len(set(clips.tolist())) > 3
     for position in range(len(frames)):
-        own = [plain.read(other).image for other in np.flatnonzero(clips == clips[position])]
-        expected = np.sort(np.stack(own), axis=0)[len(own) // 2]
+        images = [plain.read(other).image for other in np.flatnonzero(clips == clips[position])]
+        expected = np.sort(np.stack(images), axis=0)[len(images) // 2]
         read = frames.read(position)
         assert np.array_equal(read.image, np.dstack([plain.read(position).image, expected]))
         assert np.array_equal(read.boxes, plain.read(position).boxes)
@@ -136,10 +138,11 @@ def test_background_of_changed_frames_is_computed_again_by_the_next_run_only(roo
 
 def test_part_of_a_file_has_the_backgrounds_of_its_clips(frames: LabelledFrames) -> None:
     part = frames.index.of_clips(np.array([1, 3]))
-    own, whole = ClipBackgrounds(part, frames.storage), ClipBackgrounds(frames.index, frames.storage)
+    part_backgrounds = ClipBackgrounds(part, frames.storage)
+    whole = ClipBackgrounds(frames.index, frames.storage)
     names = frames.index.file_names()
     for position in range(len(part)):
-        assert np.array_equal(own.of(position), whole.of(names.index(part.file_name(position))))
+        assert np.array_equal(part_backgrounds.of(position), whole.of(names.index(part.file_name(position))))
 
 
 def test_bad_and_quarantined_frames_are_left_out(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,14 +150,16 @@ def test_bad_and_quarantined_frames_are_left_out(root: Path, tmp_path: Path, mon
     shutil.copytree(root, copy)
     frames = module(copy, tmp_path / "index").open("train")
     clips = frames.index.clips()
-    torn, hanging, *others = np.flatnonzero(clips == clips[0]).tolist()
+    torn, hanging, *readable = np.flatnonzero(clips == clips[0]).tolist()
     (copy / frames.index.file_name(torn)).write_bytes(b"torn")
     asked: list[str] = []
     read = FolderFrames.read
     monkeypatch.setattr(FolderFrames, "read", lambda self, name: asked.append(name) or read(self, name))
-    found = ClipBackgrounds(frames.index, frames.storage, frozenset({hanging})).of(0)
+    background = ClipBackgrounds(frames.index, frames.storage, frozenset({hanging})).of(0)
     assert frames.index.file_name(hanging) not in asked
-    assert np.array_equal(found, median_of([frames.storage.read(frames.index.file_name(place)) for place in others]))
+    assert np.array_equal(
+        background, median_of([frames.storage.read(frames.index.file_name(place)) for place in readable])
+    )
     unreadable = EvaluationDataset(frames, 96)[torn]
     assert (unreadable.readable, unreadable.image.shape, set(unreadable.image.ravel())) == (False, (96, 96, 2), {114})
 
@@ -206,12 +211,12 @@ def test_equal_channels_are_changed_equally(settings: Augmentation) -> None:
     image = np.random.default_rng(0).integers(0, 256, (32, 48, 1), dtype=np.uint8)
     changed = 0
     for seed in range(30):
-        single, found = (
-            random_photometry(one, settings, np.random.default_rng(seed), image[..., 0], is_gray=True)
-            for one in (image[..., 0], cv2.merge([image[..., 0]] * 2))
+        single, merged = (
+            random_photometry(channels, settings, np.random.default_rng(seed), image[..., 0], is_gray=True)
+            for channels in (image[..., 0], cv2.merge([image[..., 0]] * 2))
         )
-        assert (found == found[..., :1]).all()
-        assert np.abs(found[..., 0].astype(int) - single).max() <= 3  # rounding of the histograms
+        assert (merged == merged[..., :1]).all()
+        assert np.abs(merged[..., 0].astype(int) - single).max() <= 3  # rounding of the histograms
         changed += not np.array_equal(single, image[..., 0])
     assert changed
 

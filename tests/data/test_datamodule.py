@@ -50,13 +50,16 @@ def test_loaders_without_a_trainer_yield_the_batches_of_a_fit(make: Make) -> Non
     fitted, alone = make(trainer=cpu_trainer(max_epochs=20)), make()  # mosaic is on in the first epochs of a long fit
     alone.trainer = None
 
-    for own, other in (
+    for loader, other in (
         (alone.train_dataloader(), fitted.train_dataloader()),
         (alone.val_dataloader(), fitted.val_dataloader()),
     ):
-        mine, theirs = list(own), list(other)
-        assert len(mine) == len(theirs) > 1
-        assert all(torch.equal(one.images, two.images) for one, two in zip(mine, theirs, strict=True))
+        batches = list(loader)
+        fit_batches = list(other)
+        assert len(batches) == len(fit_batches) > 1
+        assert all(
+            torch.equal(batch.images, fit_batch.images) for batch, fit_batch in zip(batches, fit_batches, strict=True)
+        )
 
 
 def clip_names(index: SplitIndex) -> set[str]:
@@ -330,8 +333,8 @@ def test_spawned_workers_prepare_the_same_batches_without_a_fork(make: Make, mon
     expected: list[Batch] = list(islice(make(batch_size=8).train_dataloader(), 2))
     monkeypatch.setattr(os, "fork", no_fork)
     loader = make(batch_size=8, loader=LoaderSettings(num_workers=2, persistent_workers=False)).train_dataloader()
-    found: list[Batch] = list(loader)
-    for here, there in zip(expected, found, strict=True):
+    batches: list[Batch] = list(loader)
+    for here, there in zip(expected, batches, strict=True):
         assert here.image_ids == there.image_ids
         assert torch.equal(here.images, there.images)
         assert torch.equal(here.boxes, there.boxes)

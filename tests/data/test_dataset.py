@@ -179,9 +179,9 @@ def test_evaluation_sample_is_the_letterboxed_frame_with_its_boxes(frames: Label
 @pytest.mark.parametrize("resize", ["area", "linear"])
 def test_frames_larger_than_the_input_are_reduced_as_configured(frames: LabelledFrames, resize: Resize) -> None:
     frames.resize = resize
-    found = EvaluationDataset(frames, 24)[0].image
+    image = EvaluationDataset(frames, 24)[0].image
     linear, _ = letterbox(frames.read(0), ImageSize(24, 24), shrink_by_area=False)
-    assert np.array_equal(found, linear.image) == (resize == "linear")
+    assert np.array_equal(image, linear.image) == (resize == "linear")
 
 
 def test_error_that_nobody_expects_names_the_image(frames: LabelledFrames, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,10 @@ class Disk:
 
 def same(batch: Batch, other: Batch) -> bool:
     tensors = zip((batch.images, batch.boxes, batch.labels), (other.images, other.boxes, other.labels), strict=True)
-    return all(torch.equal(one, two) for one, two in tensors) and batch.image_ids == other.image_ids
+    return (
+        all(torch.equal(tensor, other_tensor) for tensor, other_tensor in tensors)
+        and batch.image_ids == other.image_ids
+    )
 
 
 @pytest.mark.parametrize("back_after", [1, 3, 12])

@@ -29,8 +29,8 @@ def clip(tmp_path: Path) -> Path:
 
 
 def levels(image: InputImage) -> list[int]:
-    found: list[int] = pair_of(image)[0, 0].tolist()
-    return found
+    values: list[int] = pair_of(image)[0, 0].tolist()
+    return values
 
 
 def test_video_and_files_have_the_background_of_their_clip(clip: Path, tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ def test_folder_counts_with_all_below_it(album: Path) -> None:
 
 
 def test_sources_keep_their_order_and_count_once(album: Path) -> None:
-    found = find_files([str(album / "gray.png"), str(album / "*.png"), str(album / "**" / "c.png")])
-    assert [path.name for path in found] == ["gray.png", "b.png", "c.png"]
+    files = find_files([str(album / "gray.png"), str(album / "*.png"), str(album / "**" / "c.png")])
+    assert [path.name for path in files] == ["gray.png", "b.png", "c.png"]
 
 
 def test_matches_of_a_pattern_that_are_no_pictures_are_counted(album: Path) -> None:

@@ -60,8 +60,8 @@ def test_times_of_joined_recordings_continue(tmp_path: Path) -> None:
 def test_frames_are_rotated_as_the_file_states(tmp_path: Path, quarters: int) -> None:
     write_film(tmp_path / "film.mp4", REGULAR[:3])
     upright = next(read_frames(tmp_path / "film.mp4"))[0]
-    one = 1 << 16
-    matrix = {1: (0, -one, 0, one, 0), 2: (-one, 0, 0, 0, -one), 3: (0, one, 0, -one, 0)}[quarters]
+    unit = 1 << 16
+    matrix = {1: (0, -unit, 0, unit, 0), 2: (-unit, 0, 0, 0, -unit), 3: (0, unit, 0, -unit, 0)}[quarters]
     content = bytearray((tmp_path / "film.mp4").read_bytes())
     place = content.index(b"tkhd") + 44  # of the matrix in the track header
     content[place : place + 20] = struct.pack(">5i", *matrix)

@@ -43,24 +43,25 @@ def test_box_paste_adds_boxes_and_moves_no_other(frames: LabelledFrames) -> None
     pasting, plain = training(frames, replace(PLAIN, paste=PASTE)), training(frames, PLAIN)
     added = 0
     for key in KEYS:
-        found, expected = pasting[key], plain[key]
+        sample = pasting[key]
+        expected = plain[key]
         count = len(expected.boxes)
-        assert np.array_equal(found.boxes[:count], expected.boxes)
-        assert (len(found.boxes) > count) == (not np.array_equal(found.image, expected.image))
-        added += len(found.boxes) - count
+        assert np.array_equal(sample.boxes[:count], expected.boxes)
+        assert (len(sample.boxes) > count) == (not np.array_equal(sample.image, expected.image))
+        added += len(sample.boxes) - count
     assert added > len(KEYS) / 2
 
 
 def test_mixup_blends_the_sample_with_that_of_the_second_frame(frames: LabelledFrames) -> None:
     still = replace(PLAIN, translate=0, scale=0, flip_horizontal=0, mixup=1.0)
-    found = training(frames, still)[SampleKey(0, 1, 0, (), (3, 0, 0, 0))]
+    sample = training(frames, still)[SampleKey(0, 1, 0, (), (3, 0, 0, 0))]
     first, second = (training(frames, replace(still, mixup=0))[0, index] for index in (1, 3))
-    assert np.array_equal(found.boxes, np.concatenate((first.boxes, second.boxes)))
+    assert np.array_equal(sample.boxes, np.concatenate((first.boxes, second.boxes)))
     low, high = np.minimum(first.image, second.image), np.maximum(first.image, second.image)
-    assert ((found.image >= low.astype(int) - 1) & (found.image <= high)).all()
+    assert ((sample.image >= low.astype(int) - 1) & (sample.image <= high)).all()
     mean = (first.image.astype(int) + second.image) / 2
-    assert np.abs(found.image - mean).mean() < 0.5 * np.abs(first.image - mean).mean()
-    assert found.image_id == first.image_id
+    assert np.abs(sample.image - mean).mean() < 0.5 * np.abs(first.image - mean).mean()
+    assert sample.image_id == first.image_id
 
 
 def test_mixup_occurs_in_its_fraction_of_the_samples(frames: LabelledFrames) -> None:

@@ -150,11 +150,11 @@ def test_samples_with_full_depth_are_those_of_a_mapping_to_8_bits_before_roundin
     """Several effects are rounded, and histograms have 256 bins instead of exact quantiles."""
     full = samples(data(raw_set, PixelRange("full", FIXED.low, FIXED.high)), photometric=1.0, **settings)
     rounded = samples(data(raw_set, FIXED), photometric=1.0, **settings)
-    for one, other in zip(full, rounded, strict=True):
-        assert np.array_equal(one.boxes, other.boxes)
-        assert np.isfinite(one.image).all()
-        assert np.unique(one.image).size > np.unique(other.image).size
-        assert np.corrcoef(np.clip(one.image, 0, 255).ravel(), other.image.ravel())[0, 1] > 0.98
+    for sample, other in zip(full, rounded, strict=True):
+        assert np.array_equal(sample.boxes, other.boxes)
+        assert np.isfinite(sample.image).all()
+        assert np.unique(sample.image).size > np.unique(other.image).size
+        assert np.corrcoef(np.clip(sample.image, 0, 255).ravel(), other.image.ravel())[0, 1] > 0.98
 
 
 def test_histogram_of_another_image_with_full_depth() -> None:

@@ -58,6 +58,8 @@ def test_training_batch_holds_objects_inside_the_input(datamodule: DetectionData
 def test_evaluation_batch_gives_back_the_boxes_of_the_json(datamodule: DetectionDataModule, real_frames: Path) -> None:
     content = read(real_frames / "Valid.json")
     batch: Batch = next(iter(datamodule.val_dataloader()))
-    found = targets(batch)
-    assert [target.image_id for target in found] == [str(image["id"]) for image in content["images"][:BATCH_SIZE]]
-    assert_boxes_of_the_json(found, content["annotations"])
+    actual_targets = targets(batch)
+    assert [target.image_id for target in actual_targets] == [
+        str(image["id"]) for image in content["images"][:BATCH_SIZE]
+    ]
+    assert_boxes_of_the_json(actual_targets, content["annotations"])

@@ -89,10 +89,10 @@ class Supervised:
         """Processes that carry its marker, or are in a trainer's session."""
         holder = read_holder(self.run / "run.lock")
         assert holder is not None
-        found = {one.pid for one in marked(marker_of(holder.marker))}
+        processes = {process.pid for process in marked(marker_of(holder.marker))}
         for start in self.starts():
-            found |= {one.pid for one in tree(start["process"])}
-        return sorted(found)
+            processes |= {process.pid for process in tree(start["process"])}
+        return sorted(processes)
 
     def new_shared_memory(self) -> list[str]:
         """Semaphores that the trainer made and that are still there."""

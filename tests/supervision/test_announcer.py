@@ -57,13 +57,13 @@ def announcer(run: Path, settings: NotifySettings | None = None) -> tuple[Announ
 
 
 def sent(notifier: Mock) -> list[tuple[str, str]]:
-    return [one.args for one in notifier.send.call_args_list]
+    return [call.args for call in notifier.send.call_args_list]
 
 
 def status(run: Path) -> SupervisorStatus:
-    found = SupervisorStatus.read(run / "supervisor.json")
-    assert found is not None
-    return found
+    stored_status = SupervisorStatus.read(run / "supervisor.json")
+    assert stored_status is not None
+    return stored_status
 
 
 @pytest.mark.parametrize(
@@ -80,23 +80,23 @@ def status(run: Path) -> SupervisorStatus:
 def test_pings_follow_progress(
     states: list[Heartbeat], interval_s: float, pings: int, tmp_path: Path, clock: list[float]
 ) -> None:
-    made = Announcer(tmp_path, NotifySettings(), Direct(), print)  # type: ignore[arg-type]
-    with patch.object(made.notifier, "ping") as ping:
+    run_announcer = Announcer(tmp_path, NotifySettings(), Direct(), print)  # type: ignore[arg-type]
+    with patch.object(run_announcer.notifier, "ping") as ping:
         for state in states:
             clock[0] += interval_s
-            made.progress_made(state)
+            run_announcer.progress_made(state)
     assert ping.call_count == pings
 
 
 def test_recovery_is_told_at_the_first_trained_batch_with_what_was_lost(tmp_path: Path) -> None:
-    made, spy = announcer(tmp_path)
-    made.attempt_started(1, FallbackState())
-    made.restarting("it slept", FallbackState(NO_WORKERS, attempts=1, restarts=1), 37)
-    made.attempt_started(2, FallbackState(NO_WORKERS, restarts=1))
-    made.progress_made(replace(RECORD, phase=Phase.FIRST_BATCH))
+    run_announcer, spy = announcer(tmp_path)
+    run_announcer.attempt_started(1, FallbackState())
+    run_announcer.restarting("it slept", FallbackState(NO_WORKERS, attempts=1, restarts=1), 37)
+    run_announcer.attempt_started(2, FallbackState(NO_WORKERS, restarts=1))
+    run_announcer.progress_made(replace(RECORD, phase=Phase.FIRST_BATCH))
     assert [event for event, _ in sent(spy)] == ["started", "degraded"]
-    made.progress_made(RECORD)
-    made.progress_made(RECORD)
+    run_announcer.progress_made(RECORD)
+    run_announcer.progress_made(RECORD)
     assert [event for event, _ in sent(spy)] == ["started", "degraded", "recovered"]
     assert (
         sent(spy)[-1][1]
@@ -105,41 +105,41 @@ def test_recovery_is_told_at_the_first_trained_batch_with_what_was_lost(tmp_path
 
 
 def test_waits_are_told_at_the_start_once_a_day_and_at_the_end(tmp_path: Path, clock: list[float]) -> None:
-    made, spy = announcer(tmp_path)
-    made.attempt_started(1, FallbackState())
+    run_announcer, spy = announcer(tmp_path)
+    run_announcer.attempt_started(1, FallbackState())
     absent = replace(RECORD, activity=Activity.WAIT)
     for minutes in range(25 * 60):
         clock[0] += 60.0
-        made.progress_made(absent)
+        run_announcer.progress_made(absent)
         if minutes == 0:
             assert [event for event, _ in sent(spy)] == ["started"]
-    made.progress_made(RECORD)
+    run_announcer.progress_made(RECORD)
     assert [event for event, _ in sent(spy)] == ["started", "waiting", "waiting", "recovered"]
     for _ in range(25 * 60):
         clock[0] += 60.0
-        made.waiting("waits for space", FallbackState(), 0)
-    made.attempt_started(2, FallbackState())
-    made.progress_made(RECORD)
+        run_announcer.waiting("waits for space", FallbackState(), 0)
+    run_announcer.attempt_started(2, FallbackState())
+    run_announcer.progress_made(RECORD)
     assert [event for event, _ in sent(spy)][4:] == ["waiting", "waiting", "recovered"]
 
 
 def test_status_follows_the_run(tmp_path: Path) -> None:
-    made, _ = announcer(tmp_path)
-    made.attempt_started(4711, FallbackState())
+    run_announcer, _ = announcer(tmp_path)
+    run_announcer.attempt_started(4711, FallbackState())
     assert (status(tmp_path).state, status(tmp_path).trainer) == (SupervisorState.RUNNING, 4711)
-    made.stalled("it sleeps", tmp_path)
+    run_announcer.stalled("it sleeps", tmp_path)
     assert (status(tmp_path).state, status(tmp_path).sentence) == (SupervisorState.STALLED, "it sleeps")
-    made.recovered()
+    run_announcer.recovered()
     assert (status(tmp_path).state, status(tmp_path).sentence) == (SupervisorState.RUNNING, "")
-    made.restarting("it died", FallbackState(attempts=1, restarts=5), None)
-    found = status(tmp_path)
-    assert (found.state, found.attempt, found.restarts, found.fallback_level) == (
+    run_announcer.restarting("it died", FallbackState(attempts=1, restarts=5), None)
+    final_status = status(tmp_path)
+    assert (final_status.state, final_status.attempt, final_status.restarts, final_status.fallback_level) == (
         SupervisorState.RESTARTING,
         2,
         5,
         "as configured",
     )
-    assert (found.process, found.host) == (os.getpid(), os.uname().nodename)
+    assert (final_status.process, final_status.host) == (os.getpid(), os.uname().nodename)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_status_follows_the_run(tmp_path: Path) -> None:
     ],
 )
 def test_exit_code_says_how_it_ended(code: int, state: SupervisorState, tmp_path: Path) -> None:
-    made, spy = announcer(tmp_path)
-    made.ended(code, "why")
+    run_announcer, spy = announcer(tmp_path)
+    run_announcer.ended(code, "why")
     assert (status(tmp_path).state, status(tmp_path).sentence) == (state, "why")
     assert sent(spy)[-1] == (state.value, "why")
 
@@ -168,9 +168,9 @@ STATUS = {
 
 def checked(run: Path) -> list[tuple[str, str]]:
     """What is sent without any event of the supervisor."""
-    made, spy = announcer(run, NotifySettings(webhook="http://localhost/"))
-    made.serve()
-    made.serve()
+    run_announcer, spy = announcer(run, NotifySettings(webhook="http://localhost/"))
+    run_announcer.serve()
+    run_announcer.serve()
     return sent(spy)
 
 
@@ -214,7 +214,7 @@ def test_problem_in_the_status_file_is_sent(
 
 
 def test_alarm_of_a_watch_is_sent_once_and_its_end_once(tmp_path: Path, clock: list[float]) -> None:
-    made, spy = announcer(tmp_path, NotifySettings(webhook="http://localhost/"))
+    run_announcer, spy = announcer(tmp_path, NotifySettings(webhook="http://localhost/"))
     hot = {"watch": "GPU too hot", "sentence": "84 °C, limit 80 °C", "since_s": 1000.0, "until_s": None}
     again = hot | {"since_s": 9000.0}
     ended = hot | {"until_s": 1600.0}
@@ -223,7 +223,7 @@ def test_alarm_of_a_watch_is_sent_once_and_its_end_once(tmp_path: Path, clock: l
         (tmp_path / "status.json").write_text(json.dumps(content))
         for _ in range(2):
             clock[0] += 31.0
-            made.serve()
+            run_announcer.serve()
     assert sent(spy) == [
         ("GPU too hot", "84 °C, limit 80 °C"),
         ("GPU too hot: over", "after 10 min; last: 84 °C, limit 80 °C"),

@@ -45,11 +45,11 @@ def worker(pid: int, *lines: str, state: str = "S", channel: str = "", **values:
 
 def judge(
     trainer: ProcessEvidence,
-    *others: ProcessEvidence,
+    *children: ProcessEvidence,
     kind: StallClass = StallClass.LOADER_STALL,
     **rest: object,
 ) -> Diagnosis:
-    return describe(Evidence(trainer, others, **rest), kind)  # type: ignore[arg-type]
+    return describe(Evidence(trainer, children, **rest), kind)  # type: ignore[arg-type]
 
 
 def test_names_of_the_contract_exist_in_the_code_that_they_point_to() -> None:

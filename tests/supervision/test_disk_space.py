@@ -52,10 +52,10 @@ def test_next_attempt_needs_room_for_a_checkpoint() -> None:
 def test_space_of_a_run_folder(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").write_bytes(bytes(1000))
-    found = space_of(tmp_path)
-    assert found.checkpoint_bytes == 1000
-    assert found.total_bytes == shutil.disk_usage(tmp_path).total
-    assert found.suffices
+    space = space_of(tmp_path)
+    assert space.checkpoint_bytes == 1000
+    assert space.total_bytes == shutil.disk_usage(tmp_path).total
+    assert space.suffices
 
 
 def test_attempts_that_a_full_disk_has_ended_do_not_count(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class Started:
 
     def wait_for_state(self, pids: list[int], state: str) -> None:
         end_s = time.monotonic() + 60
-        while not any((one := read_process(pid)) and one.state == state for pid in pids):
+        while not any((process := read_process(pid)) and process.state == state for pid in pids):
             assert time.monotonic() < end_s
             time.sleep(0.05)
 
@@ -99,8 +99,8 @@ class Started:
 def started() -> Iterator[list[Started]]:
     running: list[Started] = []
     yield running
-    for one in running:
-        one.end()
+    for trainer in running:
+        trainer.end()
 
 
 @pytest.mark.whole_run
@@ -118,10 +118,10 @@ def test_fault_4_torchs_loader_names_the_worker_that_is_stopped(started: list[St
     worker = int((tmp_path / "hangs").read_text())
     trainer.wait_for_state([worker], "T")
     time.sleep(1.0)  # until the main process waits for the batch
-    found = describe(trainer.look(tmp_path, IN_FETCH), StallClass.LOADER_STALL)
-    assert f"worker process {worker} (" in found.sentence
-    assert "has not delivered the batch; it is in __getitem__" in found.sentence
-    assert found.suspect == "index=5"
+    diagnosis = describe(trainer.look(tmp_path, IN_FETCH), StallClass.LOADER_STALL)
+    assert f"worker process {worker} (" in diagnosis.sentence
+    assert "has not delivered the batch; it is in __getitem__" in diagnosis.sentence
+    assert diagnosis.suspect == "index=5"
 
 
 @needs_py_spy
@@ -149,19 +149,19 @@ def test_fault_14_process_in_the_kernel_does_not_hold_up_the_evidence(started: l
     trainer.wait_for("4")
     trainer.wait_for_state([trainer.process.pid], "D")
     began_s = time.monotonic()
-    found = trainer.look(tmp_path, IN_STEP)
+    evidence = trainer.look(tmp_path, IN_STEP)
     assert time.monotonic() - began_s < 20
-    assert found.trainer.state == "D"
-    assert found.trainer.stack[0].function == "<module>"
-    assert "state D" in describe(found, StallClass.COMPUTATION).sentence
+    assert evidence.trainer.state == "D"
+    assert evidence.trainer.stack[0].function == "<module>"
+    assert "state D" in describe(evidence, StallClass.COMPUTATION).sentence
 
 
 def test_folder_that_cannot_be_written_costs_no_evidence(started: list[Started], tmp_path: Path) -> None:
     (tmp_path / "incident").write_text("a file where the folder should be")
     started.append(Started("-c", "import time; print('up', flush=True); time.sleep(1000)"))
     started[0].wait_for("up")
-    found = started[0].look(tmp_path, IN_STEP)
-    assert (found.trainer.pid, found.trainer.state) == (started[0].process.pid, "S")
+    evidence = started[0].look(tmp_path, IN_STEP)
+    assert (evidence.trainer.pid, evidence.trainer.state) == (started[0].process.pid, "S")
 
 
 def test_stacks_are_asked_only_of_a_trainer_that_listens(started: list[Started], tmp_path: Path) -> None:

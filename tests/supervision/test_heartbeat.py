@@ -33,9 +33,9 @@ from yolo_lightning.utils.run_files import stacks_path
 
 
 def read(path: Path) -> Heartbeat:
-    found = read_heartbeat(path, os.getpid())
-    assert isinstance(found, Heartbeat), found
-    return found
+    record = read_heartbeat(path, os.getpid())
+    assert isinstance(record, Heartbeat), record
+    return record
 
 
 @given(
@@ -49,29 +49,29 @@ def test_what_is_written_is_read(
     writer = HeartbeatWriter(tmp_path_factory.mktemp("record") / "heartbeat")
     writer.samples(ids)
     writer.beat(phase, *numbers)
-    found = read(writer.path)
+    record = read(writer.path)
     writer.close()
-    assert (found.phase, found.epoch, found.step, found.batch) == (phase, *numbers)
-    assert list(found.samples) == ids[: len(found.samples)]
-    assert len(found.samples) == len(ids) or len(",".join(ids[: len(found.samples) + 1]).encode()) > IDS_BYTES
+    assert (record.phase, record.epoch, record.step, record.batch) == (phase, *numbers)
+    assert list(record.samples) == ids[: len(record.samples)]
+    assert len(record.samples) == len(ids) or len(",".join(ids[: len(record.samples) + 1]).encode()) > IDS_BYTES
 
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[HeartbeatWriter]:
-    made = HeartbeatWriter(tmp_path / "heartbeat")
-    yield made
-    made.close()
+    heartbeat_writer = HeartbeatWriter(tmp_path / "heartbeat")
+    yield heartbeat_writer
+    heartbeat_writer.close()
 
 
 def test_record_names_the_process_and_changes_with_every_beat(writer: HeartbeatWriter) -> None:
-    found = read(writer.path)
-    assert (found.process, found.process_started_ticks) == (os.getpid(), started_ticks(os.getpid()))
+    record = read(writer.path)
+    assert (record.process, record.process_started_ticks) == (os.getpid(), started_ticks(os.getpid()))
     assert read_heartbeat(writer.path, os.getpid() + 1) is NoHeartbeat.FOREIGN
     assert writer.path.stat().st_size == RECORD_BYTES
     writer.beat(Phase.STEP, 3, 17, 5)
     writer.beat(Phase.SAVE)  # the numbers stay
     later = read(writer.path)
-    assert later.sequence == found.sequence + 4
+    assert later.sequence == record.sequence + 4
     assert (later.phase, later.epoch, later.step, later.batch) == (Phase.SAVE, 3, 17, 5)
 
 
@@ -81,9 +81,9 @@ def test_longest_stay_in_a_phase_is_kept(writer: HeartbeatWriter) -> None:
     writer.beat(Phase.FETCH)
     for _ in range(3):
         writer.beat(Phase.STEP)
-    found = read(writer.path)
-    assert 0.05 <= found.longest_s[Phase.STEP] < 5
-    assert Phase.SAVE not in found.longest_s
+    record = read(writer.path)
+    assert 0.05 <= record.longest_s[Phase.STEP] < 5
+    assert Phase.SAVE not in record.longest_s
 
 
 def whole_record(folder: Path) -> bytes:
@@ -138,17 +138,17 @@ def test_child_that_inherits_the_writer_does_not_report_for_the_trainer(writer: 
         enter(Activity.WRITE)
         os._exit(0)
     os.waitpid(child, 0)
-    found = read(writer.path)
-    assert (found.step, found.activity) == (2, Activity.NONE)
+    record = read(writer.path)
+    assert (record.step, record.activity) == (2, Activity.NONE)
 
 
 def test_each_report_of_an_activity_changes_the_sequence_and_survives_the_next_beat(writer: HeartbeatWriter) -> None:
     sequences = [read(writer.path).sequence]
     for activity in (Activity.LOAD, Activity.LOAD, Activity.FORWARD):
         enter(activity)
-        found = read(writer.path)
-        assert found.activity is activity
-        sequences.append(found.sequence)
+        record = read(writer.path)
+        assert record.activity is activity
+        sequences.append(record.sequence)
     writer.beat(Phase.SAVE)
     sequences.append(read(writer.path).sequence)
     assert sequences == sorted(set(sequences))
@@ -179,10 +179,10 @@ def test_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
         seen = set()
         end_s = time.monotonic() + 30
         while len(seen) < 300 and time.monotonic() < end_s:
-            found = read_heartbeat(path, writer.pid)
-            if isinstance(found, Heartbeat):
-                assert found.epoch == found.step == found.batch
-                seen.add(found.step)
+            record = read_heartbeat(path, writer.pid)
+            if isinstance(record, Heartbeat):
+                assert record.epoch == record.step == record.batch
+                seen.add(record.step)
         assert len(seen) >= 300
     finally:
         writer.kill()

@@ -16,9 +16,9 @@ from yolo_lightning.utils.process_identity import read_process
 
 @pytest.fixture
 def helper() -> Iterator[Helper]:
-    made = Helper()
-    yield made
-    made.close(0.0)
+    helper_process = Helper()
+    yield helper_process
+    helper_process.close(0.0)
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def fifo(tmp_path: Path) -> Path:
     return path
 
 
-def divide(one: float, other: float) -> float:
-    return one / other
+def divide(dividend: float, divisor: float) -> float:
+    return dividend / divisor
 
 
 def fail() -> None:
@@ -105,15 +105,15 @@ def test_helper_that_was_stopped_continues_with_the_next_call(helper: Helper) ->
 
 
 def test_helper_that_hangs_is_left_at_the_end(fifo: Path) -> None:
-    made = Helper()
-    made.post(Path.read_text, fifo)
+    hanging_helper = Helper()
+    hanging_helper.post(Path.read_text, fifo)
     began_s = time.monotonic()
-    made.close(0.2)
+    hanging_helper.close(0.2)
     assert 0.2 <= time.monotonic() - began_s < 10
     end_s = time.monotonic() + 20
-    while (process := read_process(made._child)) and not process.is_gone and time.monotonic() < end_s:
+    while (process := read_process(hanging_helper._child)) and not process.is_gone and time.monotonic() < end_s:
         time.sleep(0.01)
-    assert os.waitpid(made._child, 0)[0] == made._child
+    assert os.waitpid(hanging_helper._child, 0)[0] == hanging_helper._child
 
 
 def test_helper_ends_with_its_supervisor() -> None:
@@ -195,7 +195,7 @@ def test_live_record_lies_on_a_disk_where_memory_is_full(tmp_path: Path, monkeyp
     live_heartbeat.write_copy(b"copy", tmp_path)
     assert (tmp_path / "heartbeat").read_bytes() == b"copy"
     live_heartbeat.remove(TOKEN)
-    assert [one.name for one in tmp_path.iterdir()] == ["heartbeat"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["heartbeat"]
 
 
 def test_result_comes_back_however_long() -> None:

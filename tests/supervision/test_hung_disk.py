@@ -51,8 +51,8 @@ def start(disk: Path) -> Iterator[Callable[..., Supervised]]:
         return supervised
 
     yield start
-    for one in started:
-        one.end()
+    for supervisor in started:
+        supervisor.end()
 
 
 @contextmanager
@@ -93,10 +93,11 @@ def test_stall_is_told_while_the_disk_hangs_and_the_run_goes_on_after_it(
                 longest_blocked = max(longest_blocked, blocked)
                 most_children = max(most_children, len(children(supervised.process.pid)))
                 time.sleep(0.05)
-            told, found = list(endpoint.posts), children(supervised.process.pid)
+            told = list(endpoint.posts)
+            child_processes = children(supervised.process.pid)
             assert state(trainer) == "D", "the fault did not happen"
-            assert longest_blocked < 10, (found, told)  # less than half a second
-            assert most_children <= 5, found  # the trainer, three helpers, and a look at a process
+            assert longest_blocked < 10, (child_processes, told)  # less than half a second
+            assert most_children <= 5, child_processes  # the trainer, three helpers, and a look at a process
             assert [post["title"].rpartition(": ")[2] for post in told] == ["started", "stalled"]
             assert "storage stall" in told[1]["text"]
             assert f"process {trainer}" in told[1]["text"]

@@ -64,7 +64,7 @@ def test_whole_tree_ends_and_leaves_no_semaphore(state: str, tmp_path: Path) -> 
     killed = kill_tree(trainer.pid, MARKER, wait_s=10)
     assert {int(child), orphan} <= set(killed.processes)
     assert not killed.survivors
-    assert [pid for pid in (int(child), orphan) if (found := read_process(pid)) and not found.is_gone] == []
+    assert [pid for pid in (int(child), orphan) if (process := read_process(pid)) and not process.is_gone] == []
     assert [path for path in semaphores if path.exists()] == []
     assert marked(MARKER) == tree(trainer.pid) == []
     trainer.wait()
@@ -97,13 +97,13 @@ def test_fault_24_process_that_outlives_sigkill_needs_a_reboot(monkeypatch: pyte
 
 def test_process_that_took_over_an_id_is_not_killed() -> None:
     neighbour = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-    found = read_process(neighbour.pid)
-    assert found is not None
+    process = read_process(neighbour.pid)
+    assert process is not None
     try:
-        kill.end([Process(found.pid, found.name, "S", 1, found.session, found.started_ticks - 1)])
+        kill.end([Process(process.pid, process.name, "S", 1, process.session, process.started_ticks - 1)])
         time.sleep(0.1)
         assert neighbour.poll() is None
-        kill.end([found])
+        kill.end([process])
         assert neighbour.wait(20) == -9
     finally:
         neighbour.kill()
@@ -125,14 +125,14 @@ def test_process_whose_main_thread_has_exited_is_not_gone() -> None:
     assert process.stdout.readline() == b"ready\n"
     end_s = time.monotonic() + 20
     while time.monotonic() < end_s:  # on a busy machine the remaining thread is in state R before it sleeps
-        found = read_process(process.pid)
-        thread = remaining_thread(found) if found is not None and found.state == "Z" else None
+        leader = read_process(process.pid)
+        thread = remaining_thread(leader) if leader is not None and leader.state == "Z" else None
         if thread is not None and thread.state == "S":
             break
         time.sleep(0.01)
-    assert found is not None
-    assert (found.state, found.is_gone, is_same(found)) == ("Z", False, True)
-    assert re.fullmatch(r"python\S*, state S, waits in \S.*", _where_it_is(found))
-    kill.end([found])
-    assert _wait_until_gone([found], 10.0) == []
+    assert leader is not None
+    assert (leader.state, leader.is_gone, is_same(leader)) == ("Z", False, True)
+    assert re.fullmatch(r"python\S*, state S, waits in \S.*", _where_it_is(leader))
+    kill.end([leader])
+    assert _wait_until_gone([leader], 10.0) == []
     process.communicate()

@@ -66,8 +66,8 @@ def at(given: AttemptFacts, **changed: Any) -> AttemptFacts:
 
 
 def error(name: str, message: str = "", *bases: str, **fields: Any) -> FailureRecord:
-    known = {"process": 7, "traceback": 'File "a.py", line 3, in b'}
-    return FailureRecord(name, message, bases, **(known | fields))
+    defaults = {"process": 7, "traceback": 'File "a.py", line 3, in b'}
+    return FailureRecord(name, message, bases, **(defaults | fields))
 
 
 def raises(name: str, message: str = "", *bases: str, **changed: Any) -> AttemptFacts:

@@ -49,8 +49,8 @@ def test_settings_do_not_show_addresses() -> None:
 
 def test_references_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_PING", "https://hc.example.org/SECRET")
-    found = NotifySettings(webhook=URL, ping="$MY_PING").resolved()
-    assert (found.webhook, found.ping) == (URL, "https://hc.example.org/SECRET")
+    settings = NotifySettings(webhook=URL, ping="$MY_PING").resolved()
+    assert (settings.webhook, settings.ping) == (URL, "https://hc.example.org/SECRET")
 
 
 @pytest.mark.parametrize(

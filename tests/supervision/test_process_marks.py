@@ -104,17 +104,17 @@ def test_other_names_and_other_namespaces_are_left_alone(tmp_path: Path, monkeyp
         "sem.mp-12345678",
     ):
         (tmp_path / name).mkdir()
-    found = sorted(path.name for path in _marked_files() if path.parent == tmp_path)
-    assert found == [other_start, f"{other_start}-12345678-record"]
+    names = sorted(path.name for path in _marked_files() if path.parent == tmp_path)
+    assert names == [other_start, f"{other_start}-12345678-record"]
 
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Settings of multiprocessing in this process, without those of `mark_process`."""
-    found: dict[str, Any] = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    settings: dict[str, Any] = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
     for name in ("tempdir", "semprefix"):
-        monkeypatch.setitem(found, name, None)
-    return found
+        monkeypatch.setitem(settings, name, None)
+    return settings
 
 
 def test_folder_of_sockets_is_one_in_which_sockets_can_be_made(

@@ -34,14 +34,14 @@ def test_workers_are_told_from_other_children(table: Path) -> None:
     add(table, 14, "pt_data_worker", "T", 10, 200)
     add(table, 15, "pt_data_worker", "S", 13)
     page = os.sysconf("SC_PAGESIZE")
-    found = [(one.pid, one.state, one.memory_bytes) for one in loader_workers(10)]
-    assert sorted(found) == [(12, "S", 100 * page), (14, "T", 200 * page)]
+    workers = [(worker.pid, worker.state, worker.memory_bytes) for worker in loader_workers(10)]
+    assert sorted(workers) == [(12, "S", 100 * page), (14, "T", 200 * page)]
     assert loader_workers(99) == []
 
 
 def test_name_with_brackets_is_read(table: Path) -> None:
     add(table, 7, "a) b (c", "D", 1, 1, 4711)
-    found = read_process(7)
-    assert found is not None
-    assert (found.name, found.state, found.started_ticks, found.session) == ("a) b (c", "D", 4711, 100)
+    process = read_process(7)
+    assert process is not None
+    assert (process.name, process.state, process.started_ticks, process.session) == ("a) b (c", "D", 4711, 100)
     assert (started_ticks(7), started_ticks(8)) == (4711, 0)

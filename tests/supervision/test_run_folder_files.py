@@ -25,9 +25,9 @@ from yolo_lightning.utils.run_files import FINISHED_FILE, HEARTBEAT_FILE, LOCK_F
 
 def test_names_of_step_checkpoints_agree() -> None:
     name = run_files.STEP_CHECKPOINT.format(steps=25)
-    found = checkpoint_file.STEP_NAME.fullmatch(name)
-    assert found is not None
-    assert found[1] == "000000025"
+    match = checkpoint_file.STEP_NAME.fullmatch(name)
+    assert match is not None
+    assert match[1] == "000000025"
     assert fnmatch(name, run_files.STEP_CHECKPOINTS)
 
 

@@ -180,8 +180,8 @@ def end_of(process: subprocess.Popen[bytes], folder: Path) -> int:
     try:
         while process.poll() is None:
             assert time.monotonic() < end_s, (folder / "run" / "run.log").read_text()[-2000:]
-            found = read_process(process.pid)
-            peak = max(peak, found.memory_bytes >> 10 if found else 0)
+            snapshot = read_process(process.pid)
+            peak = max(peak, snapshot.memory_bytes >> 10 if snapshot else 0)
             time.sleep(0.02)
     finally:
         (folder / "peak").write_text(str(peak))
@@ -194,9 +194,13 @@ def end_of(process: subprocess.Popen[bytes], folder: Path) -> int:
 def left(folder: Path) -> list[int]:
     """Return the living processes of a program: those that it has noted, and those that work in its folder."""
     noted = map(int, (folder / "pids").read_text().split()) if (folder / "pids").exists() else ()
-    inside = [one.pid for one in all_processes() if not one.is_gone and f"PWD={folder}" in environment_now(one.pid)]
-    found = {pid: read_process(pid) for pid in (*noted, *inside)}
-    return [pid for pid, process in found.items() if process is not None and not process.is_gone]
+    inside = [
+        process.pid
+        for process in all_processes()
+        if not process.is_gone and f"PWD={folder}" in environment_now(process.pid)
+    ]
+    processes = {pid: read_process(pid) for pid in (*noted, *inside)}
+    return [pid for pid, process in processes.items() if process is not None and not process.is_gone]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -251,8 +255,8 @@ def test_next_supervisor_removes_what_a_killed_one_has_left(tmp_path: Path) -> N
     assert holder is not None
     process.kill()
     process.wait()
-    found = [one for place in ("/dev/shm", tempfile.gettempdir()) for one in Path(place).glob(f"{holder.marker}*")]
-    assert len(found) == 2, "heartbeat and temporary folder"
+    paths = [path for place in ("/dev/shm", tempfile.gettempdir()) for path in Path(place).glob(f"{holder.marker}*")]
+    assert len(paths) == 2, "heartbeat and temporary folder"
     (tmp_path / "other").mkdir()
     assert end_of(start(tmp_path / "other", ""), tmp_path / "other") == 0
-    assert [path for path in found if path.exists()] == []
+    assert [path for path in paths if path.exists()] == []

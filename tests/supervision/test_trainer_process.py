@@ -20,7 +20,7 @@ LISTEN = "from multiprocessing.connection import Listener; Listener(family='AF_U
 def test_workers_can_make_their_sockets_in_the_temporary_folder(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", base)
     folder = temporary_folder(uuid.uuid4().hex)  # two cases in two processes use /tmp
-    made = [one for one in (Path(base), folder) if not one.exists()]
+    new_folders = [path for path in (Path(base), folder) if not path.exists()]
     folder.mkdir(parents=True)
     try:
         done = subprocess.run(
@@ -28,9 +28,9 @@ def test_workers_can_make_their_sockets_in_the_temporary_folder(base: str, monke
         )
         assert done.returncode == 0, done.stderr.decode()
     finally:
-        for one in reversed(made):
-            if one.is_dir():
-                one.rmdir()
+        for new_folder in reversed(new_folders):
+            if new_folder.is_dir():
+                new_folder.rmdir()
 
 
 def test_temporary_folder_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

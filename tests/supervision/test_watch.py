@@ -20,8 +20,8 @@ class World:
         self.now_s, self.excuse = 0.0, None
         self.found: Heartbeat | NoHeartbeat = NoHeartbeat.MISSING
         self.sequence = 0
-        others = ("setup_s", "first_batch_s", "fetch_s", "validate_s", "epoch_end_s", "exit_s")
-        short = dict.fromkeys(others, 1.0)
+        names = ("setup_s", "first_batch_s", "fetch_s", "validate_s", "epoch_end_s", "exit_s")
+        short = dict.fromkeys(names, 1.0)
         timeouts = AdaptiveTimeouts(
             PhaseTimeouts(import_s=30, step_s=10, save_s=20, metrics_s=50, index_s=1, **short), {}
         )

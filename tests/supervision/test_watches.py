@@ -95,15 +95,16 @@ def simulated(hours: float, seed: int, change: Change) -> Iterator[Reading]:
 
 def history(hours: float, change: Change, seed: int = 0) -> tuple[dict[str, tuple[float, float | None]], RunWatches]:
     """Return when each alarm of a simulated run was raised and was over, in seconds of the run."""
-    watches, found = RunWatches(), dict[str, tuple[float, float | None]]()
+    watches = RunWatches()
+    alarms = dict[str, tuple[float, float | None]]()
     for reading in simulated(hours, seed, change):
         watches.observe(reading, START_S + reading.now_s)
-        for one in watches.findings:
-            if one.is_alarm:
-                found.setdefault(one.watch, (reading.now_s, None))
-            elif one.until_s is not None and one.watch in found and found[one.watch][1] is None:
-                found[one.watch] = found[one.watch][0], reading.now_s
-    return found, watches
+        for finding in watches.findings:
+            if finding.is_alarm:
+                alarms.setdefault(finding.watch, (reading.now_s, None))
+            elif finding.until_s is not None and finding.watch in alarms and alarms[finding.watch][1] is None:
+                alarms[finding.watch] = alarms[finding.watch][0], reading.now_s
+    return alarms, watches
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -130,13 +131,13 @@ def test_each_fault_raises_its_alarm_within_the_documented_delay(
     watch: str, change: Change, delay_min: float, over_min: float
 ) -> None:
     end_s = BEGIN_S + (delay_min + 5) * 60
-    found, watches = history(5.0, replace(change, begin_s=BEGIN_S, end_s=end_s))
-    assert found.keys() == {watch}
-    raised_s, over_s = found[watch]
+    alarms, watches = history(5.0, replace(change, begin_s=BEGIN_S, end_s=end_s))
+    assert alarms.keys() == {watch}
+    raised_s, over_s = alarms[watch]
     assert 0 < raised_s - BEGIN_S <= delay_min * 60
     assert over_s is not None
     assert 0 < over_s - end_s <= over_min * 60
-    [finding] = [one for one in watches.findings if one.watch == watch]
+    [finding] = [entry for entry in watches.findings if entry.watch == watch]
     assert finding.until_s == START_S + over_s
     assert abs(finding.since_s - START_S - BEGIN_S) < 60 * delay_min
 
@@ -156,9 +157,9 @@ def filled(jumps: dict[int, float]) -> list[int]:
 
 def test_single_jump_is_no_growth_and_stepwise_growth_is() -> None:
     assert growth(filled({30: 4 * GB}), int(4 * GB)) is None
-    found = growth(filled({8: GB, 25: GB, 35: GB, 55: GB}), int(4 * GB))
-    assert found is not None
-    assert found == ("+3.6 GB/h over 60 min, 4.0 GB free, full in 1.1 h", 3600.0)
+    result = growth(filled({8: GB, 25: GB, 35: GB, 55: GB}), int(4 * GB))
+    assert result is not None
+    assert result == ("+3.6 GB/h over 60 min, 4.0 GB free, full in 1.1 h", 3600.0)
 
 
 def test_readings_without_temperature_or_after_a_gap_are_no_heat() -> None:
@@ -172,7 +173,9 @@ def test_finding_keeps_its_begin_while_it_lasts() -> None:
     watches = RunWatches()
     for at in range(60):
         watches.observe(Reading(10.0 * at, 0, 0, 0.0, 0.0, None, 90.0), START_S + 10 * at)
-    assert [(one.watch, one.since_s, one.until_s) for one in watches.findings] == [("GPU too hot", START_S, None)]
+    assert [(finding.watch, finding.since_s, finding.until_s) for finding in watches.findings] == [
+        ("GPU too hot", START_S, None)
+    ]
     assert watches.is_hot()
 
 
@@ -180,4 +183,4 @@ def test_steps_of_another_fit_are_not_compared_with_those_before() -> None:
     watches = RunWatches()
     for steps in (100, 200, 0, 100):
         watches.observe(Reading(1.0 * steps, 0, steps, 0.0, 2.0 * steps, 1.0), START_S)
-    assert [one.step_s for one in watches.minutes] == [2.0, 2.0]
+    assert [minute.step_s for minute in watches.minutes] == [2.0, 2.0]

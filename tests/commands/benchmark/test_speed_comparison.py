@@ -61,9 +61,10 @@ def test_every_round_is_a_rotation_that_starts_one_item_later(items: int, count:
 
 def test_ratio_cancels_a_slowdown_of_a_whole_round() -> None:
     # Neither the ratio of the medians (9) nor the mean of the ratios (4.3).
-    one, two = Result(Variant.GEMM, [2.0, 20.0, 9.0]), Result(Variant.NATIVE, [1.0, 10.0, 1.0])
-    assert ratio(one, two) == 2.0
-    assert math.isnan(ratio(one, Result(Variant.NATIVE, failure="no")))
+    gemm = Result(Variant.GEMM, [2.0, 20.0, 9.0])
+    native = Result(Variant.NATIVE, [1.0, 10.0, 1.0])
+    assert ratio(gemm, native) == 2.0
+    assert math.isnan(ratio(gemm, Result(Variant.NATIVE, failure="no")))
 
 
 def test_time_of_a_call_is_the_mean_over_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +129,7 @@ def test_table_contains_ratios_and_rates() -> None:
     assert "| gemm | 50.00 | 50.00 to 60.00 | 160.0 | 1.25 |" in text
 
 
-@pytest.mark.parametrize("variant", [one for one in Variant if one not in absent(CPU)])
+@pytest.mark.parametrize("variant", [variant for variant in Variant if variant not in absent(CPU)])
 def test_variant_equals_conv2d(variant: Variant) -> None:
     layer, images = nn.Conv2d(4, 6, 3, padding=1, dtype=torch.float64), torch.randn(2, 4, 9, 8, dtype=torch.float64)
     expected = layer(images)
@@ -144,8 +145,8 @@ def test_whole_network_gives_the_same_loss(variant: Variant) -> None:
     expected, _ = plain.detection_loss(plain(batch.images), batch)
     convert(module.graph, variant)
     with settings_of(variant):
-        found, _ = module.detection_loss(module(batch.images), batch)
-    assert found.item() == pytest.approx(expected.item(), rel=1e-4)
+        loss, _ = module.detection_loss(module(batch.images), batch)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
     is_gemm = {isinstance(layer, GemmConv2d) for layer in module.graph.modules() if isinstance(layer, nn.Conv2d)}
     assert is_gemm == {variant.implementation == "gemm"}
 
@@ -167,10 +168,10 @@ def test_kernels_are_paused_for_variants_without_them() -> None:
 
 
 def test_layers_of_the_network() -> None:
-    found = find_layers(make_module().graph, ImageSize(64, 64))
-    assert sum(layer.count for layer in found) == 63
-    assert [layer.name for layer in found if not layer.needs_input_gradient] == ["model.0.conv"]
-    assert [layer.label for layer in found[:2]] == ["3 to 16, 3x3, stride 2, 64 px", "16 to 32, 3x3, stride 2, 32 px"]
+    layers = find_layers(make_module().graph, ImageSize(64, 64))
+    assert sum(layer.count for layer in layers) == 63
+    assert [layer.name for layer in layers if not layer.needs_input_gradient] == ["model.0.conv"]
+    assert [layer.label for layer in layers[:2]] == ["3 to 16, 3x3, stride 2, 64 px", "16 to 32, 3x3, stride 2, 32 px"]
 
 
 def test_skipped_implementations_are_left_out() -> None:

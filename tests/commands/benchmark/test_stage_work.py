@@ -26,7 +26,7 @@ from yolo_lightning.training.self_check import WrongResultError
 CPU = torch.device("cpu")
 BUDGET_S = 2400  # a loaded machine; 1 to 2 minutes on two free cores
 LAYER = next(
-    one for one in find_layers(make_module().graph, ImageSize(64, 64)) if one.label.startswith("32 to 32, 3x3")
+    layer for layer in find_layers(make_module().graph, ImageSize(64, 64)) if layer.label.startswith("32 to 32, 3x3")
 )
 
 

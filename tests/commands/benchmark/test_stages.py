@@ -257,7 +257,7 @@ def probed(outcome: str) -> StageRecord:
 
 
 @pytest.mark.parametrize(
-    ("found", "problem"),
+    ("machine_record", "problem"),
     [
         (None, ""),
         (record(Stage.MACHINE), ""),
@@ -266,5 +266,5 @@ def probed(outcome: str) -> StageRecord:
         (record(Stage.MACHINE, StageState.TIMED_OUT), "the tests of doctor hang: "),
     ],
 )
-def test_native_convolutions_that_hang_are_left_out(found: StageRecord | None, problem: str) -> None:
-    assert native_problem(found) == problem
+def test_native_convolutions_that_hang_are_left_out(machine_record: StageRecord | None, problem: str) -> None:
+    assert native_problem(machine_record) == problem

@@ -44,8 +44,8 @@ def with_disk(machine: MachineFacts, check: str, total_bytes: int, free_bytes: i
 
 def finding(machine: MachineFacts, check: str) -> Finding:
     """Return the only finding of a check."""
-    (found,) = [one for one in machine_findings(machine) if one.check == check]
-    return found
+    (result,) = [entry for entry in machine_findings(machine) if entry.check == check]
+    return result
 
 
 def results(on: str = "cuda", **outcomes: Outcome) -> list[ProbeOutcome]:

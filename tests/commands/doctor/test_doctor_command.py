@@ -69,15 +69,15 @@ def test_json_contains_all_parts_and_nothing_else_is_printed(
     content = json.loads(capsys.readouterr().out)
     assert content["verdict"] == "bad"
     assert content["machine"]["gpus"][0]["architecture"] == "gfx1010"
-    assert {"torch build", "vendor convolution"} <= {one["check"] for one in content["findings"]}
-    assert [one["outcome"] for one in content["probes"]] == ["works"] * (len(Probe) - 1) + ["hangs"]
+    assert {"torch build", "vendor convolution"} <= {finding["check"] for finding in content["findings"]}
+    assert [probe["outcome"] for probe in content["probes"]] == ["works"] * (len(Probe) - 1) + ["hangs"]
 
 
 def test_brackets_are_printed_literally_and_the_highest_severity_is_counted_first() -> None:
     verdicts = [Severity.OK, Severity.BAD, Severity.OK, Severity.NOTE]
     file = io.StringIO()
-    found = [Finding("[bold]check", "[red]found[/red]", verdict, "[dim]do") for verdict in verdicts]
-    show_findings(Console(file=file, width=80), found)
+    findings = [Finding("[bold]check", "[red]found[/red]", verdict, "[dim]do") for verdict in verdicts]
+    show_findings(Console(file=file, width=80), findings)
     for word in ("[bold]check", "[red]found[/red]", "[dim]do", "bad: 1, note: 1, ok: 2"):
         assert word in file.getvalue()
 

@@ -19,11 +19,13 @@ GOOD_NVIDIA = replace(PLAIN, gpus=(H200,), torch=CUDA, nvidia_driver="575.57.08"
 
 
 def with_packages(**versions: str) -> MachineFacts:
-    return replace(PLAIN, packages=PLAIN.packages | {name.replace("_", "-"): one for name, one in versions.items()})
+    return replace(
+        PLAIN, packages=PLAIN.packages | {name.replace("_", "-"): version for name, version in versions.items()}
+    )
 
 
 def without(package: str) -> MachineFacts:
-    return replace(PLAIN, packages={name: one for name, one in PLAIN.packages.items() if name != package})
+    return replace(PLAIN, packages={name: version for name, version in PLAIN.packages.items() if name != package})
 
 
 def kernel(machine: MachineFacts, **settings: Any) -> MachineFacts:
@@ -109,10 +111,10 @@ CASES = [
 
 @pytest.mark.parametrize(("machine", "check", "verdict", "phrase"), CASES)
 def test_rule(machine: MachineFacts, check: str, verdict: Severity, phrase: str) -> None:
-    found = finding(machine, check)
-    assert found.verdict is verdict
-    assert phrase in found.result
-    assert found.advice or verdict is not Severity.BAD
+    actual = finding(machine, check)
+    assert actual.verdict is verdict
+    assert phrase in actual.result
+    assert actual.advice or verdict is not Severity.BAD
 
 
 @pytest.mark.parametrize("machine", [PLAIN, GOOD_AMD, GOOD_NVIDIA])
@@ -122,9 +124,9 @@ def test_a_good_machine_causes_no_warning(machine: MachineFacts) -> None:
 
 @pytest.mark.parametrize("check", ["override", "rocBLAS"])
 def test_a_card_without_code_is_told_which_builds_have_it(check: str) -> None:
-    found = finding(replace(OVERRIDDEN, libraries={"rocBLAS": ()}), check)
-    assert "torch[device-gfx1010]" in found.advice
-    assert "python-pytorch-rocm" in found.advice
+    actual = finding(replace(OVERRIDDEN, libraries={"rocBLAS": ()}), check)
+    assert "torch[device-gfx1010]" in actual.advice
+    assert "python-pytorch-rocm" in actual.advice
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_kernel_settings_without_consequence_are_not_listed(machine: MachineFact
 
 
 def test_worst_returns_the_highest_severity() -> None:
-    found = [Finding("a", "", verdict) for verdict in (Severity.NOTE, Severity.BAD, Severity.WARNING)]
-    assert worst(found) is Severity.BAD
-    assert worst(found[:1]) is Severity.NOTE
+    findings = [Finding("a", "", verdict) for verdict in (Severity.NOTE, Severity.BAD, Severity.WARNING)]
+    assert worst(findings) is Severity.BAD
+    assert worst(findings[:1]) is Severity.NOTE
     assert worst([]) is Severity.OK

@@ -74,30 +74,30 @@ def test_a_child_that_cannot_be_started_is_a_failure() -> None:
 
 
 def test_a_hanging_child_is_killed_with_its_descendants(tmp_path: Path) -> None:
-    mine = tmp_path / "grandchild"
+    pid_file = tmp_path / "grandchild"
     began_s = time.monotonic()
     result = try_it(
         "import subprocess, sys, time\n"
         "print('probe: a product', file=sys.stderr, flush=True)\n"
         "one = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-        f"open({str(mine)!r}, 'w').write(str(one.pid))\n"
+        f"open({str(pid_file)!r}, 'w').write(str(one.pid))\n"
         "time.sleep(600)",
         timeout_s=1.5,
     )
     assert (result.outcome, result.detail) == (Outcome.HANGS, "no answer after 1.5 s in: a product")
     assert time.monotonic() - began_s < 30
-    assert is_gone(int(mine.read_text()))
+    assert is_gone(int(pid_file.read_text()))
 
 
 def test_descendants_of_an_exited_child_are_killed(tmp_path: Path) -> None:
-    mine = tmp_path / "grandchild"
+    pid_file = tmp_path / "grandchild"
     code = (
         "import subprocess, sys\n"
         "one = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-        f"open({str(mine)!r}, 'w').write(str(one.pid))"
+        f"open({str(pid_file)!r}, 'w').write(str(one.pid))"
     )
     assert run_child(python(code), 20).code == 0
-    assert is_gone(int(mine.read_text()))
+    assert is_gone(int(pid_file.read_text()))
 
 
 def test_a_process_that_survives_sigkill_needs_a_reboot() -> None:
@@ -128,10 +128,10 @@ def run_script(monkeypatch: pytest.MonkeyPatch, **outcomes: Outcome) -> tuple[Sc
 def test_all_probes_run_on_the_device_that_torch_finds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script, found = run_script(monkeypatch)
+    script, probe_outcomes = run_script(monkeypatch)
     printed = capsys.readouterr()
     assert (printed.out, printed.err.splitlines()[0]) == ("", "testing: packages load")
-    assert [probe for probe, _ in script.calls] == list(Probe) == [result.probe for result in found]
+    assert [probe for probe, _ in script.calls] == list(Probe) == [result.probe for result in probe_outcomes]
     assert {device for _, device in script.calls[2:]} == {"cuda"}
     assert list(Probe)[-1] is Probe.CONVOLUTION, "the probe that is known to hang GPUs is last"
 
@@ -147,34 +147,34 @@ def test_all_probes_run_on_the_device_that_torch_finds(
 def test_no_probe_runs_after_a_hang_of_the_gpu_or_without_a_device(
     monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, Outcome], last: Probe, reason: str
 ) -> None:
-    script, found = run_script(monkeypatch, **outcomes)
+    script, probe_outcomes = run_script(monkeypatch, **outcomes)
     assert script.calls[-1][0] is last
-    left = found[list(Probe).index(last) + 1 :]
-    assert [(one.outcome, one.detail) for one in left] == [(Outcome.NOT_TRIED, reason)] * len(left)
+    not_tried = probe_outcomes[list(Probe).index(last) + 1 :]
+    assert [(entry.outcome, entry.detail) for entry in not_tried] == [(Outcome.NOT_TRIED, reason)] * len(not_tried)
 
 
-def of(probe: Probe, found: list[Finding]) -> Finding:
-    return next(one for one in found if one.check == MEANING[probe][0])
+def of(probe: Probe, findings: list[Finding]) -> Finding:
+    return next(finding for finding in findings if finding.check == MEANING[probe][0])
 
 
 @pytest.mark.parametrize(
-    ("vendor", "own", "severity"),
+    ("vendor", "vendor_free", "severity"),
     [
         (Outcome.HANGS, Outcome.WORKS, Severity.WARNING),
         (Outcome.NOT_TRIED, Outcome.HANGS, Severity.WARNING),
         (Outcome.HANGS, Outcome.WRONG, Severity.BAD),
     ],
 )
-def test_failure_of_both_convolutions_is_bad(vendor: Outcome, own: Outcome, severity: Severity) -> None:
-    found = probe_findings(results(convolution=vendor, own_convolution=own))
-    assert worst(found) is severity
+def test_failure_of_both_convolutions_is_bad(vendor: Outcome, vendor_free: Outcome, severity: Severity) -> None:
+    findings = probe_findings(results(convolution=vendor, own_convolution=vendor_free))
+    assert worst(findings) is severity
 
 
 @pytest.mark.parametrize("probe", list(Probe))
 def test_severity_and_advice_of_each_probe(probe: Probe) -> None:
-    found = of(probe, probe_findings(results(**{probe: Outcome.FAILS})))
-    assert found.verdict is MEANING[probe][1]
-    assert found.advice
+    finding = of(probe, probe_findings(results(**{probe: Outcome.FAILS})))
+    assert finding.verdict is MEANING[probe][1]
+    assert finding.advice
     assert of(probe, probe_findings(results(**{probe: Outcome.SLOWER}))).verdict is Severity.NOTE
     assert of(probe, probe_findings(results())).verdict is Severity.OK
 
@@ -197,7 +197,7 @@ def test_wrong_layers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert layer(Probe.OWN_CONVOLUTION, "cpu", 10.0).outcome is Outcome.WRONG
 
 
-@pytest.mark.parametrize("probe", [Probe.DEVICE, *(pytest.param(one, marks=pytest.mark.slow) for one in Probe)])
+@pytest.mark.parametrize("probe", [Probe.DEVICE, *(pytest.param(probe, marks=pytest.mark.slow) for probe in Probe)])
 def test_every_probe_works_on_this_cpu(probe: Probe) -> None:
     result = run_probe(probe, "cpu", 120)
     assert result.works, result
@@ -241,9 +241,9 @@ def test_a_device_without_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_wrong_row_of_a_large_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right_product = torch.matmul
 
-    def wrong_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        result = right_product(left, right)
-        if left.dtype is torch.float32 and len(left) > 1 << 19:
+    def wrong_product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        result = right_product(first, second)
+        if first.dtype is torch.float32 and len(first) > 1 << 19:
             result[1 << 19 :] = 0
         return result
 
@@ -257,9 +257,9 @@ def test_two_unequal_runs_of_a_product_are_found(monkeypatch: pytest.MonkeyPatch
     right_product = torch.matmul
     calls: list[int] = []
 
-    def unstable_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        calls.append(len(left))
-        return right_product(left, right) + (len(calls) == 4)
+    def unstable_product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        calls.append(len(first))
+        return right_product(first, second) + (len(calls) == 4)
 
     monkeypatch.setattr(torch, "matmul", unstable_product)
     answer = exact_products(Probe.MATMUL_EXACT, "cpu", 60)

@@ -78,9 +78,9 @@ def test_plain_ultralytics_opens_the_file(trained: Path, strangers_data: Path, t
         timeout=150,
     )
     assert answer.returncode == 0, answer.stdout[-2000:] + answer.stderr[-2000:]
-    found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
-    assert found["foreign"] == []
-    assert found["names"] == {"0": "person", "1": "bicycle", "2": "motorcycle", "3": "vehicle"}
+    report: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    assert report["foreign"] == []
+    assert report["names"] == {"0": "person", "1": "bicycle", "2": "motorcycle", "3": "vehicle"}
     with torch.no_grad():
         expected = plain_network(trained).half().float()(sample_images(2, 3, IMAGE_SIZE))[0]
     assert torch.allclose(torch.load(tmp_path / "decoded.pt"), expected, atol=1e-3)
@@ -123,10 +123,10 @@ def test_network_of_full_depth_scores_as_the_detector_does(trained: Path, tmp_pa
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     (decoded,) = session.run(None, {"images": images})
     best = decoded[0, 4:].max()
-    found = {}
+    scores = {}
     for mode in ("full", "fixed"):
         shown = PixelRange(mode, 7000, 9000)  # type: ignore[arg-type]
         everything: dict[str, Any] = {"score_threshold": 0.0, "iou_threshold": 1.0, "max_detections": decoded.shape[2]}
-        found[mode] = Detector(checkpoint, pixel_range=shown, **everything)(raw).scores.max()
-    assert found["full"] == pytest.approx(best, abs=1e-5)
-    assert found["fixed"] != pytest.approx(best, abs=1e-4), "8 bits would pass"
+        scores[mode] = Detector(checkpoint, pixel_range=shown, **everything)(raw).scores.max()
+    assert scores["full"] == pytest.approx(best, abs=1e-5)
+    assert scores["fixed"] != pytest.approx(best, abs=1e-4), "8 bits would pass"

@@ -54,20 +54,22 @@ def test_plain_ultralytics_opens_the_file(checkpoint: Path) -> None:
     images = sample_images(2, 3, SIZE)
     network: Any = YOLO(str(checkpoint.with_suffix(".pt"))).model.float().eval()
     with torch.no_grad():
-        found = network(images)[0]
+        output = network(images)[0]
         expected = plain_network(checkpoint).half().float()(images)[0]
-    assert torch.equal(found, expected)
-    assert found[:, 4:].amax() > 0.3, "the case shows nothing"
+    assert torch.equal(output, expected)
+    assert output[:, 4:].amax() > 0.3, "the case shows nothing"
     rebuilt = DetectionModel(network.yaml, ch=3, verbose=False)  # as for a training
-    assert [tuple(one.shape) for one in rebuilt.parameters()] == [tuple(one.shape) for one in network.parameters()]
+    assert [tuple(parameter.shape) for parameter in rebuilt.parameters()] == [
+        tuple(parameter.shape) for parameter in network.parameters()
+    ]
 
 
 @pytest.mark.parametrize("checkpoint", MORE, indirect=True)
 def test_onnx_equals_the_network_at_another_size(checkpoint: Path) -> None:
     export(checkpoint=str(checkpoint), format="onnx", image_size=128)
     images = torch.rand(3, 3, 64, 192, generator=torch.Generator().manual_seed(0))
-    found = run(checkpoint.with_suffix(".onnx"), images)
-    torch.testing.assert_close(found, decoded(checkpoint, images), rtol=1e-3, atol=1e-2)
+    output = run(checkpoint.with_suffix(".onnx"), images)
+    torch.testing.assert_close(output, decoded(checkpoint, images), rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize("checkpoint", ["yolo26n", pytest.param("yolov10n", marks=pytest.mark.slow)], indirect=True)
@@ -106,16 +108,17 @@ def test_file_with_other_boxes_is_noticed(checkpoint: Path) -> None:
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_weights_of_ultralytics_are_taken_over(variant: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
-    theirs = DetectionModel(f"{variant}.yaml", ch=3, nc=80, verbose=False)
-    theirs.names = {number: f"thing {number}" for number in range(80)} | {7: "person"}
+    network = DetectionModel(f"{variant}.yaml", ch=3, nc=80, verbose=False)
+    network.names = {number: f"thing {number}" for number in range(80)} | {7: "person"}
     path = tmp_path / "published.pt"
-    torch.save({"model": theirs.half(), "ema": None, "epoch": -1, "optimizer": None, "train_args": {}}, path)
+    torch.save({"model": network.half(), "ema": None, "epoch": -1, "optimizer": None, "train_args": {}}, path)
     torch.manual_seed(2)
     graph: Any = YOLOModule(variant=variant, weights=str(path)).graph
-    expected, found = theirs.float().state_dict(), graph.state_dict()
-    other = [name for name in found if not torch.equal(found[name], expected.get(name, found[name] + 1))]
+    expected = network.float().state_dict()
+    weights = graph.state_dict()
+    other = [name for name in weights if not torch.equal(weights[name], expected.get(name, weights[name] + 1))]
     assert all(".cv3." in name or ".one2one_cv3." in name for name in other)
-    assert all(found[name].shape[0] == len(CLASS_NAMES) for name in other)
+    assert all(weights[name].shape[0] == len(CLASS_NAMES) for name in other)
     for branch in {name.rpartition(".cv3.")[0] for name in other if ".cv3." in name}:
         row = f"{branch}.cv3.0.2.weight"
-        assert torch.equal(found[row][0], expected[row][7])
+        assert torch.equal(weights[row][0], expected[row][7])

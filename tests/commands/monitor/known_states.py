@@ -50,8 +50,8 @@ STANDING = SupervisorStatus(
 
 def record(phase: Phase = Phase.STEP, **changed: object) -> Heartbeat:
     """Return the heartbeat of a process that does not exist."""
-    made = Heartbeat(4711, 1, 0, 2, 1, 105, 30, phase, time.monotonic(), {}, ())
-    return replace(made, **changed)  # type: ignore[arg-type]
+    heartbeat = Heartbeat(4711, 1, 0, 2, 1, 105, 30, phase, time.monotonic(), {}, ())
+    return replace(heartbeat, **changed)  # type: ignore[arg-type]
 
 
 def make_run(folder: Path, phase: Phase = Phase.STEP, status: Status | None = STATUS) -> HeartbeatWriter:

@@ -40,8 +40,8 @@ def stalled(waited_s: float, sentence: str) -> Judgement:
     ("facts", "changed", "judgement"),
     [
         (ALIVE, {}, RUNNING),
-        *((ALIVE, {"heartbeat": record(one)}, Judgement(RunVerdict.STARTING))
-          for one in (Phase.IMPORT, Phase.SETUP, Phase.INDEX)),
+        *((ALIVE, {"heartbeat": record(phase)}, Judgement(RunVerdict.STARTING))
+          for phase in (Phase.IMPORT, Phase.SETUP, Phase.INDEX)),
         # The timeout of the phase decides, also a learned one.
         (ALIVE, {"waited_s": 59.9}, RUNNING),
         (ALIVE, {"waited_s": 60.0}, stalled(60.0, "no progress in step")),

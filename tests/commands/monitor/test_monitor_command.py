@@ -42,12 +42,12 @@ def test_state_is_printed_once_in_a_terminal_without_cursor_control(
 
 def test_json_has_all_that_is_known(running: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["monitor", str(running), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["judgement"]["verdict"] == "running"
-    assert (found["phase"], found["epoch"], found["step"], found["batch"]) == ("step", 2, 70, 10)
-    assert found["machine"]["disk"]["total_bytes"] > 0
-    assert found["buffer_s"] is None
-    assert all("disk" in flag or "memory" in flag for flag in found["red_flags"])
+    content = json.loads(capsys.readouterr().out)
+    assert content["judgement"]["verdict"] == "running"
+    assert (content["phase"], content["epoch"], content["step"], content["batch"]) == ("step", 2, 70, 10)
+    assert content["machine"]["disk"]["total_bytes"] > 0
+    assert content["buffer_s"] is None
+    assert all("disk" in flag or "memory" in flag for flag in content["red_flags"])
 
 
 def test_missing_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,8 +157,11 @@ def test_last_checkpoint_is_not_counted_twice(tmp_path: Path) -> None:
     os.link(tmp_path / "step-000000100.ckpt", tmp_path / "last.ckpt")
     sidecar = {"sha256": "0", "bytes": 10, "epoch": 0, "steps": 100}
     (tmp_path / "step-000000100.ckpt.json").write_text(json.dumps(sidecar))
-    found = [(one.name, one.age_s, one.size_bytes, one.steps) for one in checkpoints(tmp_path, 1e9)]
-    assert found == [("step-000000100.ckpt", 10.0, 10, 100), ("best.ckpt", 100.0, 100, None)]
+    rows = [
+        (checkpoint.name, checkpoint.age_s, checkpoint.size_bytes, checkpoint.steps)
+        for checkpoint in checkpoints(tmp_path, 1e9)
+    ]
+    assert rows == [("step-000000100.ckpt", 10.0, 10, 100), ("best.ckpt", 100.0, 100, None)]
 
 
 def test_incidents_of_supervisor_and_stall_monitor_are_both_read(tmp_path: Path) -> None:
@@ -171,10 +174,10 @@ def test_incidents_of_supervisor_and_stall_monitor_are_both_read(tmp_path: Path)
     further = {"sentence": "no progress for 900 s", "outcome": "the process ended itself", "launch": "a", "attempt": 0}
     add_incident(tmp_path, "20261126-000000", **{"class": "unknown"}, **further)
     (tmp_path / "incidents" / "20261127-000000").mkdir()
-    found = incidents(tmp_path / "incidents")
-    assert [one.kind for one in found] == ["loader stall"] * 3 + ["unknown"]
-    assert (found[0].time_s, found[0].outcome) == (1795305600.0, "o")
-    assert (found[3].sentence, found[3].outcome) == ("no progress for 900 s", "the process ended itself")
+    reports = incidents(tmp_path / "incidents")
+    assert [report.kind for report in reports] == ["loader stall"] * 3 + ["unknown"]
+    assert (reports[0].time_s, reports[0].outcome) == (1795305600.0, "o")
+    assert (reports[3].sentence, reports[3].outcome) == ("no progress for 900 s", "the process ended itself")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\x00"])
@@ -183,8 +186,8 @@ def test_damaged_incident_report_is_named(content: str, tmp_path: Path) -> None:
     damaged = tmp_path / "incidents" / "20261121-000000" / "incident.json"
     damaged.parent.mkdir()
     damaged.write_text(content)
-    found, unread = incidents(tmp_path / "incidents")
-    assert (found.step, found.folder, found.outcome) == (7.0, "20261120-000000", "")
+    incident, unread = incidents(tmp_path / "incidents")
+    assert (incident.step, incident.folder, incident.outcome) == (7.0, "20261120-000000", "")
     assert f"{damaged} cannot be read: " in unread.sentence
     report = tmp_path / "incidents" / "20261120-000000" / "incident.json"
-    assert found.time_s == report.stat().st_mtime
+    assert incident.time_s == report.stat().st_mtime

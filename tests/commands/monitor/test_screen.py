@@ -93,7 +93,7 @@ def test_a_lowered_fallback_level_has_its_own_row(time_s: float, since: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("left", "words"),
+    ("remaining", "words"),
     [
         (Remaining(32.5), "ETA     epoch 32 s, run unknown: no trainer.max_epochs"),
         (Remaining(None, 165.0, 3), "run 2 min 45 s + 3 validations not yet timed"),
@@ -101,8 +101,8 @@ def test_a_lowered_fallback_level_has_its_own_row(time_s: float, since: str) -> 
         (Remaining(), "ETA     estimating"),
     ],
 )
-def test_time_that_is_not_known_is_not_invented(left: Remaining, words: str) -> None:
-    shown = draw(replace(STATE, remaining=left, status=replace(STATUS, step_s=None, fetch_share=None, step=0)))
+def test_time_that_is_not_known_is_not_invented(remaining: Remaining, words: str) -> None:
+    shown = draw(replace(STATE, remaining=remaining, status=replace(STATUS, step_s=None, fetch_share=None, step=0)))
     assert words in shown
     assert "speed   not timed yet" in shown
     assert "done" not in shown

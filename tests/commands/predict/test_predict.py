@@ -65,8 +65,8 @@ def test_all_results_of_images_and_videos(
     film_frames = [("film.mp4", 0, 0.0), ("film.mp4", 1, 0.2), ("film.mp4", 2, 0.4)]
     assert seen == [("day/x.png", None, None), *film_frames, ("x.png", None, None)]
     assert sum(len(entry["detections"]) for entry in entries) > 0, "the case shows nothing"
-    made = sorted(path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file())
-    assert made == [
+    files = sorted(path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file())
+    assert files == [
         *("labels/day/x.txt", "labels/film_0.txt", "labels/film_1.txt", "labels/film_2.txt", "labels/x.txt"),
         *("pictures/day/x.jpg", "pictures/film.mp4", "pictures/x.jpg", "predictions.csv", "predictions.json"),
     ]
@@ -114,16 +114,16 @@ def test_pictures_of_16_bits_are_refused_with_range_and_remedy(
 
 
 def test_results_do_not_depend_on_the_batch(album: Path, weights: Path, tmp_path: Path) -> None:
-    found = []
+    results = []
     for batch_size in (1, 5):
         output = tmp_path / str(batch_size)
         options: dict[str, Any] = {"save": "json", "image_size": SIDE, "batch_size": batch_size}
         predict([str(album)], weights=str(weights), output=str(output), **options)
-        found.append(detections(output))
-    assert len(found[0]) == len(found[1]) == 5
-    for one, other in zip(*found, strict=True):
-        assert [entry["label"] for entry in one] == [entry["label"] for entry in other]
-        assert [entry["score"] for entry in one] == pytest.approx([entry["score"] for entry in other], abs=1e-4)
+        results.append(detections(output))
+    assert len(results[0]) == len(results[1]) == 5
+    for single, batched in zip(*results, strict=True):
+        assert [entry["label"] for entry in single] == [entry["label"] for entry in batched]
+        assert [entry["score"] for entry in single] == pytest.approx([entry["score"] for entry in batched], abs=1e-4)
 
 
 @pytest.mark.parametrize("tta", [False, True])
@@ -154,21 +154,21 @@ def test_settings_of_the_training_are_the_default(album: Path, weights: Path, tm
     content = torch.load(weights, weights_only=True)
     content["hyper_parameters"]["detections"] = {name: typed[name] for name in typed if name != "image_size"}
     write_checkpoint(content | {"input": {"image_size": SIDE, "channels": 3}}, tmp_path / "trained.ckpt")
-    found = []
+    results = []
     for file, options in (("trained.ckpt", {}), (weights, typed), (weights, typed | {"class_agnostic": False})):
-        output = tmp_path / f"out-{len(found)}"
+        output = tmp_path / f"out-{len(results)}"
         call: Callable[..., None] = predict
         call([str(album / "x.png")], weights=str(tmp_path / file), output=str(output), save="json", **options)
-        found.append(detections(output))
-    assert 0 < len(found[0][0]) <= 40, "the case shows nothing"
-    assert found[0] == found[1] != found[2]
+        results.append(detections(output))
+    assert 0 < len(results[0][0]) <= 40, "the case shows nothing"
+    assert results[0] == results[1] != results[2]
 
 
 def test_network_trained_on_gray_frames_gets_gray_pictures(weights: Path, tmp_path: Path) -> None:
     pixels = np.random.default_rng(5).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
     cv2.imwrite(str(tmp_path / "colour.png"), pixels)
     cv2.imwrite(str(tmp_path / "gray.png"), cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY))
-    found = {}
+    results = {}
     for channels in (1, 3):
         content = torch.load(weights, weights_only=True) | {"input": {"image_size": SIDE, "channels": channels}}
         write_checkpoint(content, tmp_path / "trained.ckpt")
@@ -177,8 +177,8 @@ def test_network_trained_on_gray_frames_gets_gray_pictures(weights: Path, tmp_pa
             predict(
                 [str(tmp_path / f"{name}.png")], weights=str(tmp_path / "trained.ckpt"), output=str(output), save="json"
             )
-            found[name, channels] = detections(output)
-    assert found["colour", 1] == found["gray", 1] == found["gray", 3] != found["colour", 3]
+            results[name, channels] = detections(output)
+    assert results["colour", 1] == results["gray", 1] == results["gray", 3] != results["colour", 3]
 
 
 def test_run_folder_in_place_of_pictures_is_refused(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ def test_other_files_are_refused_in_one_line(models: Models, tmp_path: Path, cha
 
 def predicted(clip: Path, weights: Path, output: Path, **options: Any) -> list[dict[str, Any]]:
     predict([str(clip)], weights=str(weights), output=str(output), image_size=64, batch_size=3, **options)
-    found: list[dict[str, Any]] = json.loads((output / "predictions.json").read_text())
-    return found
+    entries: list[dict[str, Any]] = json.loads((output / "predictions.json").read_text())
+    return entries
 
 
 def scored_detections(clip: Path, weights: Path) -> list[DetectionResult]:
@@ -90,7 +90,7 @@ def test_a_clip_is_rescored_like_a_submission(models: Models, weights: Path, tmp
         writer.release()
     before = scored_detections(source, weights)
     options = {"rescore": str(tmp_path / "models.json")}
-    every = predicted(source, weights, tmp_path / "every", save="json", score_threshold=0.0, **options)
+    all_entries = predicted(source, weights, tmp_path / "every", save="json", score_threshold=0.0, **options)
     content = Content(
         tuple(f"20200500101{number:06d}" for number in range(FRAMES)),
         np.repeat(np.arange(FRAMES), [len(result) for result in before]),
@@ -99,8 +99,8 @@ def test_a_clip_is_rescored_like_a_submission(models: Models, weights: Path, tmp
         np.concatenate([result.labels for result in before]) + 1.0,
     )
     expected = rescore(content, models, SIZE).scores
-    for number, entry in enumerate(every):
-        scores = [one["score"] for one in entry["detections"]]
+    for number, entry in enumerate(all_entries):
+        scores = [detection["score"] for detection in entry["detections"]]
         assert scores == sorted(scores, reverse=True)
         best: dict[tuple[float, ...], float] = {}
         of_frame = content.owners == number
@@ -114,8 +114,10 @@ def test_a_clip_is_rescored_like_a_submission(models: Models, weights: Path, tmp
     threshold = float(ranked[gap : gap + 2].mean())
     kinds: tuple[Any, ...] = ("json", "txt", "pictures")
     few = predicted(source, weights, tmp_path / "few", save=kinds, score_threshold=threshold, **options)
-    for entry, complete in zip(few, every, strict=True):
-        assert entry["detections"] == [one for one in complete["detections"] if one["score"] >= threshold]
+    for entry, complete in zip(few, all_entries, strict=True):
+        assert entry["detections"] == [
+            detection for detection in complete["detections"] if detection["score"] >= threshold
+        ]
     assert len(list((tmp_path / "few" / "labels").rglob("*.txt"))) == FRAMES
     pictures = [path for path in (tmp_path / "few" / "pictures").rglob("*") if path.is_file()]
     assert len(pictures) == (FRAMES if kind == "folder" else 1)

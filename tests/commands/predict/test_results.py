@@ -49,9 +49,9 @@ def test_names_of_any_bytes_are_kept(stem: str, tmp_path: Path, monkeypatch: pyt
             pictures.write(result)
     assert not pictures.failures
     kept = stem[:66]  # 200 bytes of characters with 3 bytes each
-    made = sorted((tmp_path / "out:1" / "pictures").iterdir())
-    assert [path.name for path in made] == [f"{kept}.jpg", f"{kept}.mp4"]
-    assert [number_of(pixels) for pixels, _ in read_frames(made[1])] == [0, 1]
+    files = sorted((tmp_path / "out:1" / "pictures").iterdir())
+    assert [path.name for path in files] == [f"{kept}.jpg", f"{kept}.mp4"]
+    assert [number_of(pixels) for pixels, _ in read_frames(files[1])] == [0, 1]
 
 
 def detected(film: Path) -> Iterator[DetectionResult]:

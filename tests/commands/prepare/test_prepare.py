@@ -302,7 +302,7 @@ def test_ended_half_way_it_is_continued(
     with pytest.raises(ValueError, match="is not a finished packed store"):
         PackedFrames(root / "packed")
     packed = pack()
-    found = [line for line in capfd.readouterr().out.splitlines() if line.startswith("packing ")]
-    assert 40 <= int(found[-1].split()[-2]) < len(frames)
+    progress_lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("packing ")]
+    assert 40 <= int(progress_lines[-1].split()[-2]) < len(frames)
     assert_holds(packed, frames)
     assert not list((root / "packed").glob(".writing-*"))

@@ -103,21 +103,22 @@ def record(
 
     The months are 0 if they are unknown.
     """
-    found = [
+    predictions = [
         Prediction(IMAGE_IDS[0], torch.tensor([first_box]), torch.tensor([0.9]), torch.tensor([0])),
         Prediction(IMAGE_IDS[1], torch.tensor([OTHER]), torch.tensor([0.8]), torch.tensor([0])),
         Prediction(IMAGE_IDS[2], torch.tensor([BOX]), torch.tensor([0.7]), torch.tensor([1])),
     ]
     truth = [
-        Target(one, torch.tensor([BOX]), torch.tensor([0]), month) for one, month in zip(IMAGE_IDS, months, strict=True)
+        Target(image_id, torch.tensor([BOX]), torch.tensor([0]), month)
+        for image_id, month in zip(IMAGE_IDS, months, strict=True)
     ]
     classes = len(class_names)
     return EvaluationRecord(
         stage="val",
         class_names=tuple(class_names),
         image_ids=IMAGE_IDS,
-        matches=match(found, truth, classes),
-        ultralytics=match_as_ultralytics(found, truth, classes),
+        matches=match(predictions, truth, classes),
+        ultralytics=match_as_ultralytics(predictions, truth, classes),
         epoch=1,
         steps=40,
     )

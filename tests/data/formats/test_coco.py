@@ -31,8 +31,8 @@ def content(*annotations: dict[str, Any], **replaced: Any) -> dict[str, Any]:
         {"id": 17, "name": "cat"},
     ]
     whole = [
-        {"id": n, "image_id": 7, "category_id": 1, "iscrowd": 0, "area": 1.5, "segmentation": [[1, 2]], **one}
-        for n, one in enumerate(annotations)
+        {"id": n, "image_id": 7, "category_id": 1, "iscrowd": 0, "area": 1.5, "segmentation": [[1, 2]], **annotation}
+        for n, annotation in enumerate(annotations)
     ]
     return {"info": {}, "licenses": [], "images": images, "categories": categories, "annotations": whole, **replaced}
 
@@ -197,16 +197,16 @@ def test_images_are_found_in_the_usual_places(tmp_path: Path, file: str, folder:
     image = tmp_path / folder / "a" / "1.jpg"
     image.parent.mkdir(parents=True)
     image.touch()
-    found = image_folders(tmp_path / file, tmp_path, (), ["a/1.jpg"])[0]
-    assert found.resolve() == (tmp_path / folder).resolve()
+    image_folder = image_folders(tmp_path / file, tmp_path, (), ["a/1.jpg"])[0]
+    assert image_folder.resolve() == (tmp_path / folder).resolve()
 
 
 def test_folder_that_holds_most_of_the_images_is_first(tmp_path: Path) -> None:
     for name in ("images/1.jpg", "pictures/1.jpg", "pictures/2.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    found = image_folders(tmp_path / "a.json", tmp_path, ("images", "pictures"), ["1.jpg", "2.jpg", "3.jpg"])
-    assert found == [tmp_path / "pictures", tmp_path / "images"]
+    folders = image_folders(tmp_path / "a.json", tmp_path, ("images", "pictures"), ["1.jpg", "2.jpg", "3.jpg"])
+    assert folders == [tmp_path / "pictures", tmp_path / "images"]
 
 
 def test_images_in_none_of_the_places_are_named_with_all_places(tmp_path: Path) -> None:

@@ -281,11 +281,13 @@ def test_ids_of_a_prediction_are_those_of_the_file(
     (root / "val.json").write_text(json.dumps(content))
     options = FILES if share == 1 else {"train": "val.json", "valid": None, "valid_share": share}
     data = make("coco", "predict", root=str(root), **options)
-    found = data.predict_original_ids
-    assert [str(one) for one in found] == data.predict_image_ids
-    chosen = written if share == 1 else [one for one in written if str(one) in data.predict_image_ids]
-    assert [(type(one), one) for one in found] == [(type(one), one) for one in chosen]
-    assert len(found) == (3 if share == 1 else 1)
+    original_ids = data.predict_original_ids
+    assert [str(original_id) for original_id in original_ids] == data.predict_image_ids
+    chosen = written if share == 1 else [image_id for image_id in written if str(image_id) in data.predict_image_ids]
+    assert [(type(original_id), original_id) for original_id in original_ids] == [
+        (type(image_id), image_id) for image_id in chosen
+    ]
+    assert len(original_ids) == (3 if share == 1 else 1)
 
 
 def test_ids_of_a_yolo_dataset_are_text(yolo_set: YoloSet, make: Make) -> None:
@@ -306,7 +308,9 @@ def test_boxes_outside_of_the_subset_do_not_count(coco_set: Callable[..., Path],
     root = coco_set()
     used = {image for image in make("coco", root=str(root), **FILES, train_fraction=0.5).index("train").image_ids()}
     content = json.loads((root / "train.json").read_text())
-    content["annotations"] = [one for one in content["annotations"] if str(one["image_id"]) not in used]
+    content["annotations"] = [
+        annotation for annotation in content["annotations"] if str(annotation["image_id"]) not in used
+    ]
     (root / "train.json").write_text(json.dumps(content))
     assert content["annotations"], "the case shows nothing"
     make("coco", root=str(root), **FILES)

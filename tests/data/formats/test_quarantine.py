@@ -77,8 +77,10 @@ def test_order_of_the_others_stays(make: Make) -> None:
         batches: list[Batch] = list(make(quarantine=(f"id={image_id}",)).train_dataloader())
     expected: list[Batch] = list(make().train_dataloader())
     assert [batch.image_ids for batch in batches] == [batch.image_ids for batch in expected]
-    readable = {one: flag for batch in batches for one, flag in zip(batch.image_ids, batch.readable, strict=True)}
-    assert [one for one, flag in readable.items() if not flag] == [image_id]
+    readable = {
+        frame_id: flag for batch in batches for frame_id, flag in zip(batch.image_ids, batch.readable, strict=True)
+    }
+    assert [frame_id for frame_id, flag in readable.items() if not flag] == [image_id]
 
 
 def test_quarantined_frames_count_neither_as_missing_nor_against_the_limit(
@@ -88,7 +90,7 @@ def test_quarantined_frames_count_neither_as_missing_nor_against_the_limit(
     for batch in data.train_dataloader():
         data.on_before_batch_transfer(batch, 0)
     assert data.bad_frames.names == set()
-    (message,) = [str(one.message) for one in recwarn]
+    (message,) = [str(warning.message) for warning in recwarn]
     index = data.index("train")
     listed = ", ".join(f"{index.image_id(place)} ({index.file_name(place)})" for place in (0, 5))
     assert message == f"train: left out because of data.limits.quarantine: {listed}"
@@ -100,9 +102,9 @@ def test_frames_are_not_looked_at_before_training_either(make: Make, monkeypatch
     opened = DetectionDataModule.open
 
     def trapped(self: DetectionDataModule, split: Any) -> LabelledFrames:
-        found = opened(self, split)
-        found.storage = Trap(found.storage, name)
-        return found
+        labelled_frames = opened(self, split)
+        labelled_frames.storage = Trap(labelled_frames.storage, name)
+        return labelled_frames
 
     monkeypatch.setattr(DetectionDataModule, "open", trapped)
     make(quarantine=("index=0",))

@@ -20,9 +20,9 @@ from yolo_lightning.data.formats.ltdv2 import clips, months, positions_in_clip
     ids=["id", "month-13", "16-digits", "letter-behind", "no-month", "words", "none"],
 )
 def test_month_comes_from_the_id_or_else_the_date(image_id: str, date: str, month: int) -> None:
-    found = months([image_id], [date])
-    assert found.tolist() == [month]
-    assert found.dtype == np.int32
+    actual_months = months([image_id], [date])
+    assert actual_months.tolist() == [month]
+    assert actual_months.dtype == np.int32
 
 
 def test_clips_are_numbered_as_they_appear() -> None:

@@ -44,8 +44,8 @@ def content(images: int = 30, boxes: int = 60) -> Content:
 
 def each_box(change: Callable[..., list[float]]) -> Callable[[Content], None]:
     def apply(tree: Content) -> None:
-        for one in tree["annotations"]:
-            one["bbox"] = change(*one["bbox"])
+        for annotation in tree["annotations"]:
+            annotation["bbox"] = change(*annotation["bbox"])
 
     return apply
 
@@ -78,16 +78,16 @@ UNLIKELY: dict[str, tuple[Callable[[Content], None], str]] = {
 def read(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Content], Annotations]:
     def call(tree: Content) -> Annotations:
         (tmp_path / "Train.json").write_text(json.dumps(tree))
-        found: Annotations = request.param(tmp_path / "Train.json")
-        return found
+        annotations: Annotations = request.param(tmp_path / "Train.json")
+        return annotations
 
     return call
 
 
 def test_usual_boxes_are_not_suspicious(read: Callable[[Content], Annotations]) -> None:
     for images, boxes in ((30, 60), (1, 1), (500, 50_000), (3, 0)):
-        found = read(content(images, boxes))
-        assert (found.facts.impossible, found.facts.unlikely) == ("", "")
+        annotations = read(content(images, boxes))
+        assert (annotations.facts.impossible, annotations.facts.unlikely) == ("", "")
 
 
 @pytest.mark.parametrize("name", [*IMPOSSIBLE, *UNLIKELY])
@@ -95,9 +95,9 @@ def test_cause_is_named(name: str, read: Callable[[Content], Annotations]) -> No
     change, text = (IMPOSSIBLE | UNLIKELY)[name]
     tree = content()
     change(tree)
-    found = read(tree).facts
-    assert text in (found.impossible if name in IMPOSSIBLE else found.unlikely)
-    assert bool(found.impossible) == (name in IMPOSSIBLE)
+    facts = read(tree).facts
+    assert text in (facts.impossible if name in IMPOSSIBLE else facts.unlikely)
+    assert bool(facts.impossible) == (name in IMPOSSIBLE)
 
 
 LABELS: dict[str, tuple[Callable[..., list[float]], str, str]] = {

@@ -47,19 +47,20 @@ def sorted_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def assert_equal(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, expected = YoloSplit(read_description(file), "train").read(), theirs(file, monkeypatch)
-    names = [os.path.join(file.parent, bytes(name).decode()) for name in ours.file_names]
+    annotations = YoloSplit(read_description(file), "train").read()
+    expected = theirs(file, monkeypatch)
+    names = [os.path.join(file.parent, bytes(name).decode()) for name in annotations.file_names]
     assert names == [label["im_file"] for label in expected]
     for position, label in enumerate(expected):
         height, width = label["shape"]
-        assert tuple(ours.shapes[position]) == (height, width)
-        own = slice(*ours.box_offsets[position : position + 2])
+        assert tuple(annotations.shapes[position]) == (height, width)
+        box_range = slice(*annotations.box_offsets[position : position + 2])
         centres = label["bboxes"].astype(np.float64)
         corners = np.concatenate((centres[:, :2] - centres[:, 2:] / 2, centres[:, :2] + centres[:, 2:] / 2), axis=1)
         limits = [width, height, width, height]
         corners = (corners * limits).clip(0, limits)
-        found = np.column_stack((ours.labels[own], ours.boxes[own]))
-        assert np.allclose(sorted_rows(found), sorted_rows(np.column_stack((label["cls"], corners))), atol=1e-4)
+        actual_rows = np.column_stack((annotations.labels[box_range], annotations.boxes[box_range]))
+        assert np.allclose(sorted_rows(actual_rows), sorted_rows(np.column_stack((label["cls"], corners))), atol=1e-4)
 
 
 def test_boxes_polygons_duplicates_and_backgrounds(yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch) -> None:

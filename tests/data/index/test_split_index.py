@@ -45,10 +45,10 @@ def test_boxes_per_image_match_the_source(look_alike: Path, index_root: Path) ->
     index = open_ltdv2(look_alike / "Train.json", index_root)
     assert sum(len(index.labels(position)) for position in range(len(index))) == len(content["annotations"]) > 0
     for position, image in enumerate(content["images"]):
-        own = [entry for entry in content["annotations"] if entry["image_id"] == image["id"]]
-        x, y, width, height = np.array([entry["bbox"] for entry in own]).reshape(-1, 4).T
+        annotations = [entry for entry in content["annotations"] if entry["image_id"] == image["id"]]
+        x, y, width, height = np.array([entry["bbox"] for entry in annotations]).reshape(-1, 4).T
         np.testing.assert_allclose(index.boxes(position), np.stack((x, y, x + width, y + height), 1), atol=1e-4)
-        assert index.labels(position).tolist() == [entry["category_id"] - 1 for entry in own]
+        assert index.labels(position).tolist() == [entry["category_id"] - 1 for entry in annotations]
 
 
 def test_boxes_are_copies_that_may_be_changed(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ def test_every_frame_of_a_class_is_in_every_epoch_beside_the_interval() -> None:
     index = make_index([40] * 10)
     rare = np.flatnonzero([2 in index.labels(frame) for frame in range(len(index))])
     order = SampledOrder(index, Sampling(frame_interval=10, every_frame_of=("motorcycle",)), SEED)
-    others = (len(index) - len(rare)) / 10
-    assert order.length == np.ceil(len(rare) + others)
+    remaining_frames = (len(index) - len(rare)) / 10
+    assert order.length == np.ceil(len(rare) + remaining_frames)
     seen: Counter[int] = Counter()
     for epoch in range(10):
         indices = order.indices(epoch)
@@ -217,8 +217,8 @@ def test_interval_beyond_the_split_is_refused() -> None:
 
 
 def test_settings_name_all_that_the_order_depends_on() -> None:
-    found = SampledOrder(make_index([10]), Sampling(frame_interval=2, epoch_frames=7), SEED).settings
-    assert found == {
+    actual_settings = SampledOrder(make_index([10]), Sampling(frame_interval=2, epoch_frames=7), SEED).settings
+    assert actual_settings == {
         "seed": SEED,
         "sampling.frame_interval": 2,
         "sampling.every_frame_of": [],

@@ -26,9 +26,11 @@ def test_each_sample_goes_to_one_process_in_as_many_batches_as_any_other_has(
     samples = processes + extra
     by_process = shares(samples, batch_size, processes)
     assert {len(steps) for steps in by_process} == {GlobalBatches(batch_size, 0, processes).count(samples)}
-    dealt = [place for step in zip(*by_process, strict=True) for own in step for place in range(own.start, own.stop)]
+    dealt = [
+        place for step in zip(*by_process, strict=True) for share in step for place in range(share.start, share.stop)
+    ]
     assert dealt == list(range(samples))
-    sizes = [own.stop - own.start for steps in by_process for own in steps]
+    sizes = [share.stop - share.start for steps in by_process for share in steps]
     assert min(sizes) >= 1
     assert max(sizes) <= batch_size + 1
 
@@ -43,7 +45,7 @@ def test_all_global_batches_but_the_last_are_those_of_one_process(batch_size: in
 
 def test_rest_of_fewer_samples_than_processes_joins_the_batch_before() -> None:
     by_process = shares(9, batch_size=2, processes=4)
-    assert [[own.stop - own.start for own in steps] for steps in by_process] == [[2], [2], [2], [3]]
+    assert [[share.stop - share.start for share in steps] for steps in by_process] == [[2], [2], [2], [3]]
 
 
 def test_split_that_is_too_small_for_the_processes_is_refused() -> None:
@@ -65,7 +67,7 @@ def loaders(processes: int, global_batch: int) -> list[ResumableLoader]:
 def steps_of(processes: list[ResumableLoader], count: int | None = None) -> list[list[int]]:
     """Frames of each step over all processes, in the order of the ranks."""
     per_rank = [list(islice(loader, count)) for loader in processes]
-    return [[key.frame for own in step for key in own] for step in zip(*per_rank, strict=True)]
+    return [[key.frame for batch in step for key in batch] for step in zip(*per_rank, strict=True)]
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (4, 2), (2, 4)])

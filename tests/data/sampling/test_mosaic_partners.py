@@ -126,8 +126,8 @@ def test_stride_by_length(length: int, expected: int) -> None:
 def test_partners_do_not_depend_on_batches_and_ranks(batch_size: int, rank: int, ranks: int) -> None:
     order = Shuffled(50)
     expected = {key.frame: key for key in next(iter(EpochBatchSampler(order, 50, has_mixup=True)))}
-    own = [key for batch in EpochBatchSampler(order, batch_size, rank, ranks, has_mixup=True) for key in batch]
-    assert own == [expected[key.frame] for key in own]
+    keys = [key for batch in EpochBatchSampler(order, batch_size, rank, ranks, has_mixup=True) for key in batch]
+    assert keys == [expected[key.frame] for key in keys]
     resumed = EpochBatchSampler(order, batch_size, rank, ranks, has_mixup=True)
     resumed.start = 20
     assert all(key == expected[key.frame] for batch in resumed for key in batch)
@@ -139,8 +139,8 @@ def reads_per_epoch(workers: int, batch_size: int, ranks: int = 1, length: int =
     for rank in range(ranks):
         for number, keys in enumerate(EpochBatchSampler(Shuffled(length), batch_size, rank, ranks)):
             read_samples(frames[rank][number % workers], keys)
-    assert all(len(own.cache) <= own_window for of_rank in frames for own in of_rank)
-    return sum(own.storage.reads for of_rank in frames for own in of_rank)  # type: ignore[attr-defined]
+    assert all(len(worker_frames.cache) <= own_window for of_rank in frames for worker_frames in of_rank)
+    return sum(worker_frames.storage.reads for of_rank in frames for worker_frames in of_rank)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("workers", "batch_size", "ranks"), [(1, 8, 1), (4, 8, 1), (6, 16, 1), (2, 8, 3)])

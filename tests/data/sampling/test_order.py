@@ -108,15 +108,17 @@ def dataset(root: Path, index_root: Path) -> TrainingDataset:
 def expected(dataset: TrainingDataset) -> list[str]:
     """The digests of all batches, from the definition of order and samples, without a loader."""
     order = SampledOrder(dataset.frames.index, SAMPLING, SEED)
-    found = []
+    digests = []
     for epoch in range(EPOCHS):
         indices = order.indices(epoch)
         partners = map(tuple, mosaic_partners(indices, slice(None)).tolist())
         seconds = map(tuple, mosaic_partners(indices, slice(None), MIXUP_RULER).tolist())
         members = zip(indices.tolist(), occurrences(indices).tolist(), partners, seconds, strict=True)
         samples = [dataset[SampleKey(epoch, *member, has_mosaic=epoch < MOSAIC_EPOCHS)] for member in members]
-        found += [digest(collate(samples[first : first + BATCH_SIZE])) for first in range(0, len(samples), BATCH_SIZE)]
-    return found
+        digests += [
+            digest(collate(samples[first : first + BATCH_SIZE])) for first in range(0, len(samples), BATCH_SIZE)
+        ]
+    return digests
 
 
 def run_on(loader: ResumableLoader, batches: int) -> list[str]:

@@ -177,11 +177,11 @@ def test_killed_training_ends_with_the_weights_of_an_uninterrupted_one(
     saved = last_checkpoint(tmp_path)["global_step"]
     assert 0 < saved <= killed_step
     assert train(forks, tmp_path, workers[1]) == 0
-    found = last_checkpoint(tmp_path)
-    assert found["global_step"] == EPOCHS * STEPS_PER_EPOCH
+    checkpoint = last_checkpoint(tmp_path)
+    assert checkpoint["global_step"] == EPOCHS * STEPS_PER_EPOCH
     for name, tensor in uninterrupted["state_dict"].items():
-        assert torch.equal(found["state_dict"][name], tensor), name
-    states = [one["optimizer_states"][0]["state"] for one in (found, uninterrupted)]
+        assert torch.equal(checkpoint["state_dict"][name], tensor), name
+    states = [content["optimizer_states"][0]["state"] for content in (checkpoint, uninterrupted)]
     assert all(torch.equal(states[0][key]["exp_avg"], states[1][key]["exp_avg"]) for key in states[1])
 
 

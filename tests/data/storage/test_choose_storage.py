@@ -67,12 +67,12 @@ def test_unknown_storage_is_refused(root: Path) -> None:
 
 @pytest.mark.parametrize("original", ["folder", "zip"])
 def test_store_of_other_frames_with_the_same_names_is_refused(root: Path, original: str) -> None:
-    others = dict(zip(NAMES, (FRAMES[name] for name in reversed(NAMES)), strict=True))
+    other_frames = dict(zip(NAMES, (FRAMES[name] for name in reversed(NAMES)), strict=True))
     if original == "folder":
-        put(root, others)
+        put(root, other_frames)
     else:
         shutil.rmtree(root / "frames")
-        write_zip(root / "frames.zip", others)
+        write_zip(root / "frames.zip", other_frames)
     with pytest.raises(ValueError, match=r"differs from the frame in .*: the store was packed from other frames"):
         open_(root)
 

@@ -175,13 +175,13 @@ def test_pickles_as_a_path_and_reads_in_threads_and_processes(store: Path) -> No
 
 @settings(deadline=None)
 @given(
-    known=st.lists(st.text(max_size=5), unique=True, max_size=30),
+    names=st.lists(st.text(max_size=5), unique=True, max_size=30),
     wanted=st.lists(st.text(max_size=7), max_size=30),
 )
-def test_name_table_agrees_with_a_set(known: list[str], wanted: list[str]) -> None:
-    stored = sorted({encode(name) for name in known if not name.endswith("\0")})
+def test_name_table_agrees_with_a_set(names: list[str], wanted: list[str]) -> None:
+    stored = sorted({encode(name) for name in names if not name.endswith("\0")})
     table = NameTable(np.array(stored, dtype=np.bytes_))
-    asked = wanted + known
+    asked = wanted + names
     assert table.absent(asked) == [name for name in asked if encode(name) not in stored]
     for name in asked:
         position = table.find(name)

@@ -32,8 +32,8 @@ def test_every_setting_is_held_to_its_range(name: str) -> None:
 
 
 def test_no_setting_is_without_a_range() -> None:
-    others = {"close_mosaic_epochs", "paste", "pixel_transforms"}
-    assert {field.name for field in fields(Augmentation)} - set(RANGES) == others
+    without_range = {"close_mosaic_epochs", "paste", "pixel_transforms"}
+    assert {field.name for field in fields(Augmentation)} - set(RANGES) == without_range
 
 
 @pytest.mark.parametrize(

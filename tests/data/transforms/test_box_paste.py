@@ -22,8 +22,8 @@ def frame(image: npt.NDArray[Any], *rows: list[float]) -> Labelled:
 
 
 def test_overlap_is_the_share_of_the_smaller_box() -> None:
-    others = boxes([0, 0, 10, 10], [5, 0, 15, 10], [2, 2, 4, 4], [20, 20, 30, 30])
-    assert overlap(others[0], others).tolist() == [1, 0.5, 1, 0]
+    all_boxes = boxes([0, 0, 10, 10], [5, 0, 15, 10], [2, 2, 4, 4], [20, 20, 30, 30])
+    assert overlap(all_boxes[0], all_boxes).tolist() == [1, 0.5, 1, 0]
 
 
 def test_region_of_a_single_object_contains_whole_pixels() -> None:
@@ -76,9 +76,9 @@ def test_object_is_pasted_near_its_place_relative_to_the_size_of_the_frame() -> 
 
 def test_object_is_never_pasted_onto_another() -> None:
     target = frame(np.zeros(SHAPE, np.uint8), [20, 20, 35, 60])
-    found = places(target)
-    assert 20 < len(found) < 380
-    assert max(overlap(region_of(OBJECT).around(*place), target.boxes).max() for place in found.tolist()) == 0
+    positions = places(target)
+    assert 20 < len(positions) < 380
+    assert max(overlap(region_of(OBJECT).around(*place), target.boxes).max() for place in positions.tolist()) == 0
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
@@ -90,30 +90,30 @@ def test_objects_of_every_format_are_pasted_unchanged(dtype: Any, channels: tupl
     images[0][30:50, 40:60] = content
     source, target = frame(images[0], OBJECT), frame(images[1], [1, 2, 3, 4])
     kept = [image.copy() for image in images]
-    found = paste(target, source, region_of(OBJECT), 70, 60)
-    assert found.image.dtype == dtype
-    assert np.array_equal(found.image[60:80, 70:90], content)
+    result = paste(target, source, region_of(OBJECT), 70, 60)
+    assert result.image.dtype == dtype
+    assert np.array_equal(result.image[60:80, 70:90], content)
     outside = np.ones(SHAPE, dtype=np.bool_)
     outside[60:80, 70:90] = False
-    assert (found.image[outside] == 100).all()
-    assert found.boxes.tolist() == [[1, 2, 3, 4], [70, 60, 90, 80]]
-    assert found.labels.tolist() == [0, 0]
+    assert (result.image[outside] == 100).all()
+    assert result.boxes.tolist() == [[1, 2, 3, 4], [70, 60, 90, 80]]
+    assert result.labels.tolist() == [0, 0]
     assert all(np.array_equal(image, copy) for image, copy in zip(images, kept, strict=True))
 
 
 def test_level_of_the_surroundings_is_that_of_the_new_place() -> None:
     image = np.full(SHAPE, 180, dtype=np.uint8)
     image[30:50, 40:60] = 220
-    found = paste(frame(np.full(SHAPE, 60, np.uint8)), frame(image, OBJECT), region_of(OBJECT), 40, 30)
-    assert (found.image[30:50, 40:60] == 100).all()
-    assert (np.delete(found.image, range(30, 50), axis=0) == 60).all()
+    result = paste(frame(np.full(SHAPE, 60, np.uint8)), frame(image, OBJECT), region_of(OBJECT), 40, 30)
+    assert (result.image[30:50, 40:60] == 100).all()
+    assert (np.delete(result.image, range(30, 50), axis=0) == 60).all()
 
 
 def test_levels_are_limited_to_the_range_of_the_type() -> None:
     image = np.full(SHAPE, 60, dtype=np.uint8)
     image[30:50, 40:60] = 200
-    found = paste(frame(np.full(SHAPE, 180, np.uint8)), frame(image, OBJECT), region_of(OBJECT), 40, 30)
-    assert (found.image[30:50, 40:60] == 255).all()
+    result = paste(frame(np.full(SHAPE, 180, np.uint8)), frame(image, OBJECT), region_of(OBJECT), 40, 30)
+    assert (result.image[30:50, 40:60] == 255).all()
 
 
 def test_border_is_blended_over_its_width() -> None:
@@ -133,7 +133,7 @@ def test_border_is_blended_over_its_width() -> None:
 def test_object_in_a_corner_has_no_border_there(corner: tuple[int, int]) -> None:
     image = np.full(SHAPE, 50, np.uint8)
     image[30:50, 40:60] = 90
-    found = paste(frame(np.full(SHAPE, 50, np.uint8)), frame(image, OBJECT), region_of(OBJECT), *corner)
-    left, top = corner
-    assert (found.image == 90).sum() == 400
-    assert (found.image[top : top + 20, left : left + 20] == 90).all()
+    result = paste(frame(np.full(SHAPE, 50, np.uint8)), frame(image, OBJECT), region_of(OBJECT), *corner)
+    x, y = corner
+    assert (result.image == 90).sum() == 400
+    assert (result.image[y : y + 20, x : x + 20] == 90).all()

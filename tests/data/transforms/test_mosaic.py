@@ -303,9 +303,7 @@ def test_strong_shrinking_takes_no_square_larger_than_the_image_allows(monkeypat
     import yolo_lightning.data.transforms.mosaic as geometry
 
     sides: list[int] = []
-    monkeypatch.setattr(
-        geometry, "cut", lambda image, left, top, size: sides.append(max(size)) or cut(image, left, top, size)
-    )
+    monkeypatch.setattr(geometry, "cut", lambda image, x, y, size: sides.append(max(size)) or cut(image, x, y, size))
     frame = one_object(64, 64, (0, 0, 64, 64))
     for seed in range(60):
         result = random_affine(frame, ImageSize(64, 64), replace(STILL, scale=0.9), np.random.default_rng(seed))
@@ -314,15 +312,11 @@ def test_strong_shrinking_takes_no_square_larger_than_the_image_allows(monkeypat
     assert max(sides) <= 128
 
 
-@pytest.mark.parametrize(
-    ("left", "top", "side"), [(2, 3, 4), (-2, -1, 4), (6, 5, 4), (-3, -3, 20), (50, 0, 4), (0, -40, 4)]
-)
-def test_cut_square_holds_the_image_where_they_meet(left: int, top: int, side: int) -> None:
+@pytest.mark.parametrize(("x", "y", "side"), [(2, 3, 4), (-2, -1, 4), (6, 5, 4), (-3, -3, 20), (50, 0, 4), (0, -40, 4)])
+def test_cut_square_holds_the_image_where_they_meet(x: int, y: int, side: int) -> None:
     image = frame_of_noise(8, 10)
     wide = np.pad(image, 64, constant_values=PADDING)
-    assert np.array_equal(
-        cut(image, left, top, ImageSize(side, side)), wide[64 + top : 64 + top + side, 64 + left : 64 + left + side]
-    )
+    assert np.array_equal(cut(image, x, y, ImageSize(side, side)), wide[64 + y : 64 + y + side, 64 + x : 64 + x + side])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -351,7 +345,7 @@ def test_mixup_equals_ultralytics(shape: tuple[int, ...], monkeypatch: pytest.Mo
         )
         for count in (3, 2)
     ]
-    theirs = [
+    labels = [
         {
             "img": sample.image.copy(),
             "cls": sample.labels[:, None],
@@ -361,11 +355,11 @@ def test_mixup_equals_ultralytics(shape: tuple[int, ...], monkeypatch: pytest.Mo
     ]
     drawn = []
     monkeypatch.setattr(np.random, "beta", lambda *parameters: drawn.append(parameters) or ratio)
-    dataset = type("Dataset", (), {"__len__": lambda _: 2, "get_image_and_label": lambda _, index: theirs[1]})()
-    expected = MixUp(dataset, p=1.0)(theirs[0])
-    found = mixup(*samples, ratio)  # type: ignore[call-arg]
+    dataset = type("Dataset", (), {"__len__": lambda _: 2, "get_image_and_label": lambda _, index: labels[1]})()
+    expected = MixUp(dataset, p=1.0)(labels[0])
+    result = mixup(*samples, ratio)  # type: ignore[call-arg]
     assert drawn == [(32.0, 32.0)] == [(MIXUP_BETA, MIXUP_BETA)]
-    assert found.image.dtype == expected["img"].dtype
-    assert np.array_equal(found.image, expected["img"])
-    assert np.array_equal(found.boxes, expected["instances"].bboxes)
-    assert np.array_equal(found.labels, expected["cls"][:, 0])
+    assert result.image.dtype == expected["img"].dtype
+    assert np.array_equal(result.image, expected["img"])
+    assert np.array_equal(result.boxes, expected["instances"].bboxes)
+    assert np.array_equal(result.labels, expected["cls"][:, 0])

@@ -20,11 +20,11 @@ def index() -> SplitIndex:
 
 def groups(index: SplitIndex) -> Groups:
     """Return the objects of each month and class, box by box."""
-    found: Groups = {}
+    objects: Groups = {}
     for frame in range(len(index)):
         for box, label in enumerate(index.labels(frame).tolist()):
-            found.setdefault((index.month(frame), label), set()).add(AnnotatedObject(frame, box))
-    return found
+            objects.setdefault((index.month(frame), label), set()).add(AnnotatedObject(frame, box))
+    return objects
 
 
 def draws(candidates: PasteCandidates, month: int, count: int = 2000) -> Counter[AnnotatedObject]:
@@ -51,11 +51,11 @@ def test_objects_of_a_part_of_a_split_are_those_of_the_part(index: SplitIndex) -
 def test_classes_are_equally_likely_however_frequent(index: SplitIndex) -> None:
     labels = vars(index)["_arrays"]["labels"]
     labels[:] = np.where(np.arange(len(labels)) % 20 == 0, 2, 0)
-    found = Counter(
-        int(index.labels(one.frame)[one.box]) for one in draws(PasteCandidates(index, []), 202005).elements()
+    label_counts = Counter(
+        int(index.labels(drawn.frame)[drawn.box]) for drawn in draws(PasteCandidates(index, []), 202005).elements()
     )
-    assert found.keys() == {0, 2}
-    assert abs(found[2] - 1000) < 100
+    assert label_counts.keys() == {0, 2}
+    assert abs(label_counts[2] - 1000) < 100
 
 
 def test_month_without_objects_gives_none(index: SplitIndex) -> None:

@@ -208,8 +208,8 @@ def test_matching_with_nothing_changes_nothing() -> None:
     st.lists(st.integers(0, 1000), min_size=256, max_size=256), st.lists(st.integers(0, 9), min_size=256, max_size=256)
 )
 @settings(max_examples=50, deadline=None)
-def test_matched_levels_rise_and_stay_in_range(own: list[int], reference: list[int]) -> None:
-    table = matched_levels(np.array(own), np.array(reference))
+def test_matched_levels_rise_and_stay_in_range(counts: list[int], reference: list[int]) -> None:
+    table = matched_levels(np.array(counts), np.array(reference))
     assert (np.diff(table) >= 0).all()
     assert 0 <= table[0] <= table[-1] <= 255
 

@@ -49,10 +49,10 @@ def test_drift_of_the_range_equals_drift_of_the_pixels() -> None:
 def test_drift_is_as_strong_and_frequent_as_configured() -> None:
     generator = np.random.default_rng(0)
     drawn = [random_range_drift(Augmentation(gain=0.2, offset=0.1), generator) for _ in range(500)]
-    found = np.array([one for one in drawn if one is not None])
-    assert 0.3 < len(found) / 500 < 0.5
-    assert found.min(axis=0) == pytest.approx([0.8, -0.1], abs=0.01)
-    assert found.max(axis=0) == pytest.approx([1.2, 0.1], abs=0.01)
+    drifts = np.array([drift for drift in drawn if drift is not None])
+    assert 0.3 < len(drifts) / 500 < 0.5
+    assert drifts.min(axis=0) == pytest.approx([0.8, -0.1], abs=0.01)
+    assert drifts.max(axis=0) == pytest.approx([1.2, 0.1], abs=0.01)
     assert random_range_drift(Augmentation(photometric=0), generator) is None
 
 

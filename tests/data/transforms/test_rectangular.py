@@ -67,7 +67,7 @@ def test_shift_is_a_fraction_of_each_side() -> None:
     shifted = replace(STILL, translate=0.4)
     frame = one_object(96, 128, (56, 40, 72, 56))
     results = [random_affine(frame, SIZE, shifted, np.random.default_rng(seed)) for seed in range(60)]
-    centres = np.array([(one.boxes[0, :2] + one.boxes[0, 2:]) / 2 for one in results if len(one.boxes)])
+    centres = np.array([(result.boxes[0, :2] + result.boxes[0, 2:]) / 2 for result in results if len(result.boxes)])
     reach = np.abs(centres - (64, 48)).max(axis=0)
     assert 40 < reach[0] < 0.4 * 128 + 1
     assert 30 < reach[1] < 0.4 * 96 + 1
