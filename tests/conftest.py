@@ -130,9 +130,9 @@ def index_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
     """Starts scripts in processes that have imported Lightning and this package already."""
-    made = Forks()
-    yield made
-    made.close()
+    started_forks = Forks()
+    yield started_forks
+    started_forks.close()
 
 
 @pytest.fixture

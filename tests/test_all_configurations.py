@@ -71,8 +71,8 @@ def assert_within(part: Any, whole: Any, key: str) -> None:
                 assert_within(value, whole[name], f"{key}.{name}")
     elif isinstance(part, list):
         assert len(part) == len(whole), key
-        for number, (one, other) in enumerate(zip(part, whole, strict=True)):
-            assert_within(one, other, f"{key}[{number}]")
+        for number, (item, other) in enumerate(zip(part, whole, strict=True)):
+            assert_within(item, other, f"{key}[{number}]")
     elif key.endswith("class_path"):
         assert whole.rpartition(".")[2] == part.rpartition(".")[2], key
     else:

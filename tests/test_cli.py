@@ -96,7 +96,7 @@ class TestCheckpointAndFlags:
         (RUN / STATE_FILE).write_text(json.dumps(asdict(FallbackState(quarantined=("index=0", "key=7")))))
         with pytest.warns(UserWarning, match="left out") as warned:
             trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_BATCH)
-        texts = [str(one.message) for one in warned]
+        texts = [str(warning.message) for warning in warned]
         assert "quarantined after repeated failures: index=0" in texts
         assert any(text.startswith("train: left out because of data.limits.quarantine: 2") for text in texts)
         assert "data.limits.quarantine was [], now ['index=0']" in caplog.text
@@ -159,7 +159,9 @@ class TestCheckpointAndFlags:
         writers: list[str] = []
 
         def check(trainer: Trainer, *_: object, **__: object) -> None:
-            writers.extend(type(one).__name__ for one in trainer.callbacks if isinstance(one, HeartbeatFile))
+            writers.extend(
+                type(callback).__name__ for callback in trainer.callbacks if isinstance(callback, HeartbeatFile)
+            )
             assert (RUN / "trained.json").exists()
             assert not (RUN / "finished.json").exists()
 

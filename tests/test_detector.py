@@ -32,14 +32,14 @@ FRAME = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`best.ckpt`, `frame.png` and `video.mp4` of two frames."""
-    made = tmp_path_factory.mktemp("detector")
-    lively_checkpoint(made, class_names=NAMES)
-    cv2.imwrite(str(made / "frame.png"), FRAME[..., ::-1])
-    writer = cv2.VideoWriter(str(made / "video.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 5, (48, 48))
+    root = tmp_path_factory.mktemp("detector")
+    lively_checkpoint(root, class_names=NAMES)
+    cv2.imwrite(str(root / "frame.png"), FRAME[..., ::-1])
+    writer = cv2.VideoWriter(str(root / "video.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 5, (48, 48))
     for number in range(2):
         writer.write(np.random.default_rng(number).integers(0, 256, (48, 48, 3), dtype=np.uint8))
     writer.release()
-    return made
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +47,12 @@ def detector(folder: Path) -> Detector:
     return Detector(folder / "best.ckpt", image_size=64, score_threshold=0.4, max_detections=20, batch_size=2)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(result: Any, other: Any) -> bool:
     return (
-        len(one) == len(other)
-        and np.allclose(one.boxes, other.boxes, atol=1e-3)
-        and np.allclose(one.scores, other.scores, atol=1e-5)
-        and np.array_equal(one.labels, other.labels)
+        len(result) == len(other)
+        and np.allclose(result.boxes, other.boxes, atol=1e-3)
+        and np.allclose(result.scores, other.scores, atol=1e-5)
+        and np.array_equal(result.labels, other.labels)
     )
 
 
@@ -66,8 +66,8 @@ def test_array_file_and_list_give_the_same_detections(folder: Path, detector: De
     assert (np.diff(result.scores) <= 0).all()
     assert result.names == [NAMES[label] for label in result.labels]
     listed = detector([FRAME, folder / "frame.png", str(folder / "frame.png")])
-    assert [one.source for one in listed] == [None, folder / "frame.png", folder / "frame.png"]
-    assert all(same(one, result) for one in [*listed, detector(folder / "frame.png")])
+    assert [answer.source for answer in listed] == [None, folder / "frame.png", folder / "frame.png"]
+    assert all(same(answer, result) for answer in [*listed, detector(folder / "frame.png")])
     assert np.array_equal(listed[1].image, FRAME)
 
 
@@ -76,8 +76,8 @@ def test_pil_images_are_detected_as_their_arrays(detector: Detector) -> None:
     assert same(detector(image), detector(FRAME))
     assert same(detector([image.convert("RGBA")])[0], detector(FRAME))
     gray = np.array(image.convert("L"))
-    for one in (image.convert("L"), np.stack([gray] * 3, axis=-1)):
-        assert same(detector(one), detector(gray))
+    for picture in (image.convert("L"), np.stack([gray] * 3, axis=-1)):
+        assert same(detector(picture), detector(gray))
     turned = PIL.Image.fromarray(np.ascontiguousarray(np.rot90(FRAME)))
     turned.getexif()[ORIENTATION] = 6  # shown after a turn by 90 degrees clockwise
     assert same(detector(turned), detector(FRAME))
@@ -119,10 +119,10 @@ def test_choice_of_convolutions_is_printed_once_per_process(folder: Path, monkey
 def test_videos_and_folders_are_read_while_they_are_iterated(folder: Path, detector: Detector) -> None:
     frames = detector(folder / "video.mp4")
     assert isinstance(frames, Iterator)
-    assert [(one.frame, one.source, one.image.shape) for one in frames] == [
+    assert [(result.frame, result.source, result.image.shape) for result in frames] == [
         (number, folder / "video.mp4", (48, 48, 3)) for number in range(2)
     ]
-    assert [one.source.name for one in detector(folder)] == ["frame.png", "video.mp4", "video.mp4"]
+    assert [result.source.name for result in detector(folder)] == ["frame.png", "video.mp4", "video.mp4"]
 
 
 def test_only_one_batch_is_held(detector: Detector) -> None:
@@ -139,13 +139,13 @@ def test_only_one_batch_is_held(detector: Detector) -> None:
 
 def test_result_of_other_packages(detector: Detector) -> None:
     result = detector(FRAME)
-    found = result.to_supervision()
-    assert isinstance(found, sv.Detections)
-    assert np.array_equal(found.xyxy, result.boxes)
-    assert found.data["class_name"].tolist() == result.names
+    detections = result.to_supervision()
+    assert isinstance(detections, sv.Detections)
+    assert np.array_equal(detections.xyxy, result.boxes)
+    assert detections.data["class_name"].tolist() == result.names
     first = result.to_coco("a")[0]
-    left, top, right, bottom = result.boxes[0].tolist()
-    assert first["bbox"] == pytest.approx([left, top, right - left, bottom - top], abs=0.01)
+    x_min, y_min, x_max, y_max = result.boxes[0].tolist()
+    assert first["bbox"] == pytest.approx([x_min, y_min, x_max - x_min, y_max - y_min], abs=0.01)
     assert (first["image_id"], first["category_id"]) == ("a", result.labels[0] + 1)
 
 
@@ -154,9 +154,12 @@ def test_categories_are_those_of_the_training_data(folder: Path, tmp_path: Path)
     for recorded, expected in (((5, 8), {5, 8}), ((), {1, 2})):
         record = input_record(3, ImageSize(64, 64), category_ids=recorded)
         write_checkpoint(content | {INPUT: record}, tmp_path / "best.ckpt")
-        found = {one["category_id"] for one in Detector(tmp_path / "best.ckpt", score_threshold=0.01)(FRAME).to_coco()}
-        assert found
-        assert found <= expected
+        categories = {
+            detection["category_id"]
+            for detection in Detector(tmp_path / "best.ckpt", score_threshold=0.01)(FRAME).to_coco()
+        }
+        assert categories
+        assert categories <= expected
 
 
 def test_plot_draws_on_a_copy_and_works_without_detections(folder: Path, detector: Detector) -> None:
@@ -175,10 +178,10 @@ def test_run_folder_and_class_names(tmp_path: Path) -> None:
     checkpoints = tmp_path / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
     lively_checkpoint(checkpoints, class_names=NAMES)
-    found = Detector(tmp_path / "run", image_size=64)
-    assert found.file == checkpoints / "best.ckpt"
-    found.names = ["Katze", "Hund"]
-    names = found(FRAME).names
+    run_detector = Detector(tmp_path / "run", image_size=64)
+    assert run_detector.file == checkpoints / "best.ckpt"
+    run_detector.names = ["Katze", "Hund"]
+    names = run_detector(FRAME).names
     assert names
     assert set(names) <= {"Katze", "Hund"}
 
@@ -306,11 +309,11 @@ def test_video_its_frames_as_files_and_as_arrays_give_the_same_detections(
     writer.release()
     pairs = [np.dstack([frame, np.median(frames, axis=0).astype(np.uint8)]) for frame in frames]
     film = list(background_detector(tmp_path / "film.avi"))
-    assert [one.frame for one in film] == [0, 1, 2, 3, 4]
-    assert all(np.array_equal(one.image[..., 0], frame) for one, frame in zip(film, frames, strict=True))
+    assert [result.frame for result in film] == [0, 1, 2, 3, 4]
+    assert all(np.array_equal(result.image[..., 0], frame) for result, frame in zip(film, frames, strict=True))
     files = background_detector([tmp_path / f"frame_{number}.png" for number in range(5)])
-    for found in (files, background_detector(pairs), list(background_detector(tmp_path / "frame_*.png"))):
-        assert all(same(one, other) for one, other in zip(found, film, strict=True))
+    for results in (files, background_detector(pairs), list(background_detector(tmp_path / "frame_*.png"))):
+        assert all(same(result, other) for result, other in zip(results, film, strict=True))
     alone = background_detector(frames[1])
     assert not same(alone, film[1])
     assert same(alone, background_detector(np.dstack([frames[1]] * 2)))

@@ -102,7 +102,7 @@ def test_all_processes_are_restarted_at_the_newest_checkpoint(fit: Fit, tmp_path
     assert_each_once(tmp_path / "record")
     assert {path.name for path in (tmp_path / "record").iterdir()} == {"0-0.txt", "0-1.txt", "1-0.txt", "1-1.txt"}
     stacks = [path.read_text() for path in (tmp_path / "run/incidents").glob("*-rank1/stacks.txt")]
-    assert ["fail_once.py" in one for one in stacks] == [True] * (failure == "hang")
+    assert ["fail_once.py" in text for text in stacks] == [True] * (failure == "hang")
     reports = [json.loads(path.read_text()) for path in (tmp_path / "run/incidents").glob("*/incident.json")]
     waiting = [report["sentence"] for report in reports if report["rank"] == 0]
     assert ["it waits for rank 1 on " in sentence for sentence in waiting] == [True] * (failure == "hang")
@@ -138,12 +138,12 @@ trainer:
 
 def working_in(folder: Path) -> list[str]:
     """Command lines of processes whose working folder that is."""
-    found = []
+    command_lines = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if (process / "cwd").resolve() == folder:
-                found.append((process / "cmdline").read_text().replace("\0", " "))
-    return found
+                command_lines.append((process / "cmdline").read_text().replace("\0", " "))
+    return command_lines
 
 
 @pytest.mark.slow

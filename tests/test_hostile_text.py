@@ -41,16 +41,16 @@ NAMES = ("$\\frac$", f"[red]{ESCAPE}[/nothing]")
 
 
 def has_control(text: str) -> bool:
-    return any((one < " " and one != "\n") or "\x7f" <= one < "\xa0" for one in text)
+    return any((character < " " and character != "\n") or "\x7f" <= character < "\xa0" for character in text)
 
 
 @pytest.fixture
 def record() -> EvaluationRecord:
     box = torch.tensor([[1.0, 1.0, 9.0, 9.0]])
-    found = [Prediction("$\\frac$", box, torch.tensor([0.5]), torch.tensor([label])) for label in (0, 1)]
+    predictions = [Prediction("$\\frac$", box, torch.tensor([0.5]), torch.tensor([label])) for label in (0, 1)]
     truth = [Target("$\\frac$", box, torch.tensor([label]), 202005) for label in (0, 1)]
     return EvaluationRecord(
-        "val", NAMES, ("$\\frac$", "b"), match(found, truth, 2), match_as_ultralytics(found, truth, 2)
+        "val", NAMES, ("$\\frac$", "b"), match(predictions, truth, 2), match_as_ultralytics(predictions, truth, 2)
     )
 
 
@@ -102,9 +102,9 @@ def test_supervision_file_of_other_types_is_as_none(key: str, value: object, tmp
     content = asdict(FallbackState(restarts=2)) | {key: value}
     path = tmp_path / "supervision.json"
     path.write_text(json.dumps(content))
-    found = FallbackState.read(path)
+    state = FallbackState.read(path)
     is_valid = (key, value) in (("loader", {}), ("suspicions", {}), ("quarantined", []))
-    assert found == (FallbackState(restarts=2) if is_valid else FallbackState())
+    assert state == (FallbackState(restarts=2) if is_valid else FallbackState())
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"level": ' * 50_000, "\xff", "", "[]", "1e999"])
@@ -228,5 +228,5 @@ def test_ids_in_ground_truth_are_shown_in_one_line(image_id: str, tmp_path: Path
 
 def test_long_cell_of_metrics_is_an_unreadable_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text(f"epoch,step,time_s\n0,1,1.0\n0,{'2' * 200_000},1.0\n")
-    found = read_metrics(tmp_path / "metrics.csv")
-    assert (len(found.columns["step"]), found.unreadable) == (1, 1)
+    metrics = read_metrics(tmp_path / "metrics.csv")
+    assert (len(metrics.columns["step"]), metrics.unreadable) == (1, 1)

@@ -34,8 +34,8 @@ def test_no_two_scripts_import_each_other_directly_or_through_others() -> None:
 
 
 def test_circle_is_found() -> None:
-    found = {"a": frozenset({"b"}), "b": frozenset({"c"}), "c": frozenset({"b"}), "d": frozenset({"a"})}
-    assert import_map.circles(found) == [("b", "c")]
+    imports = {"a": frozenset({"b"}), "b": frozenset({"c"}), "c": frozenset({"b"}), "d": frozenset({"a"})}
+    assert import_map.circles(imports) == [("b", "c")]
 
 
 def test_package_has_at_most_five_modules_of_its_own() -> None:
@@ -72,8 +72,8 @@ def test_four_files_import_ultralytics(module: str) -> None:
 
 @pytest.mark.parametrize("module", [module for module in FILES if import_map.room_of(module) == "conv"])
 def test_convolution_needs_torch_alone(module: str) -> None:
-    others = {name.split(".")[0] for name in import_map.imported_names(FILES[module])} - sys.stdlib_module_names
-    assert others <= {"torch", PACKAGE}
+    packages = {name.split(".")[0] for name in import_map.imported_names(FILES[module])} - sys.stdlib_module_names
+    assert packages <= {"torch", PACKAGE}
 
 
 @pytest.mark.parametrize("folder", ["yolo_lightning", "tests", "scripts"])

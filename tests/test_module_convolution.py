@@ -57,16 +57,16 @@ class Watch(Callback):
         self.gemm.append(is_gemm(pl_module))
         self.keys = set(pl_module.state_dict())
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
         self._note("train", pl_module)
 
-    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
         self._note("validation", pl_module)
 
-    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
+    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
         self._note("test", pl_module)
 
-    def on_predict_batch_start(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
+    def on_predict_batch_start(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
         self._note("predict", pl_module)
 
 
@@ -76,7 +76,7 @@ class SaveAtEachBatch(Callback):
     def __init__(self, file: Path) -> None:
         self.file = file
 
-    def on_train_batch_end(self, trainer: Trainer, *others: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
         trainer.save_checkpoint(self.file)
 
 
@@ -236,11 +236,11 @@ def test_folded_predictions_equal_those_of_the_graph() -> None:
         module._folded_graph = FoldedGraph(module.graph)
         for parameter in module.graph.parameters():  # the copy must answer
             parameter.zero_()
-        found = module.predict_step(batch, 0)
-    assert sum(len(one.scores) for one in expected) > 0
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.boxes, other.boxes, rtol=1e-4, atol=1e-3)
-        torch.testing.assert_close(one.scores, other.scores, rtol=1e-4, atol=1e-6)
+        actual = module.predict_step(batch, 0)
+    assert sum(len(answer.scores) for answer in expected) > 0
+    for prediction, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(prediction.boxes, other.boxes, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(prediction.scores, other.scores, rtol=1e-4, atol=1e-6)
 
 
 def test_size_that_the_graph_does_not_accept_is_refused_before_the_training(

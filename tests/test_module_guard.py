@@ -83,7 +83,7 @@ class Weights(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
         assert isinstance(pl_module, YOLOModule)
-        self.after[pl_module._steps] = {name: one.clone() for name, one in pl_module.graph.state_dict().items()}
+        self.after[pl_module._steps] = {name: tensor.clone() for name, tensor in pl_module.graph.state_dict().items()}
         self.learning_rates[pl_module._steps] = trainer.optimizers[0].param_groups[0]["lr"]
 
 
@@ -109,8 +109,8 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Callable[..., tup
         settings = {"backend": "native", "nominal_batch": 4, "warmup_epochs": 0.0} | options
         module, weights = module_of(Faulty, **settings), Weights()
         module.faults, module.seen = faults, []
-        own = EMA(tau=2.0), weights, MetricsFile(), LastCheckpoint(SAVE_STEPS, keep=99)
-        trainer = tiny_trainer(tmp_path / folder, *own, *callbacks, epochs=EPOCHS, limit_val_batches=0)
+        first_callbacks = EMA(tau=2.0), weights, MetricsFile(), LastCheckpoint(SAVE_STEPS, keep=99)
+        trainer = tiny_trainer(tmp_path / folder, *first_callbacks, *callbacks, epochs=EPOCHS, limit_val_batches=0)
         trainer.fit(module, datamodule=data, ckpt_path=last(tmp_path / folder) if resume else None)
         return module, weights
 
@@ -122,12 +122,12 @@ def last(run: Path) -> Path:
 
 
 def content(run: Path, name: str = "last.ckpt") -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(run / "checkpoints" / name, weights_only=True)
-    return found
+    checkpoint: dict[str, Any] = torch.load(run / "checkpoints" / name, weights_only=True)
+    return checkpoint
 
 
-def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def equal(state: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
 
 
 def assert_finite(tree: Any) -> None:
@@ -175,7 +175,7 @@ def test_goes_back_to_the_last_good_checkpoint_and_is_slower_from_there(
     """Checkpoints lie after steps 3, 6, 8, 11 and so on, that of step 11 amid trouble: the one of step 8 is good."""
     _, weights = fit(dict.fromkeys(bad, loss_is_nan))
     good = content(tmp_path / "run", "step-000000008.ckpt")
-    expected = {name.removeprefix("graph."): one for name, one in good["current_model_state"].items()}
+    expected = {name.removeprefix("graph."): tensor for name, tensor in good["current_model_state"].items()}
     assert equal(weights.after[13], expected)
     rates = weights.learning_rates
     assert rates[14] == pytest.approx(rates[12] / 2)
@@ -196,7 +196,7 @@ def test_average_and_optimizer_go_back_too(fit: Callable[..., Any], tmp_path: Pa
     good, after = content(tmp_path / "run", "step-000000008.ckpt"), content(tmp_path / "run", "step-000000011.ckpt")
     assert equal(after["state_dict"], good["state_dict"])
     assert equal(after["current_model_state"], good["current_model_state"])
-    states = [one["optimizer_states"][0]["state"] for one in (good, after)]
+    states = [checkpoint["optimizer_states"][0]["state"] for checkpoint in (good, after)]
     assert all(equal(states[0][number], states[1][number]) for number in states[0])
 
 

@@ -56,12 +56,12 @@ def test_learning_rate_finder_is_refused() -> None:
 @pytest.mark.whole_run
 def test_cells_run_and_print_no_ordinary_line_in_red(tmp_path: Path) -> None:
     draw_dataset(tmp_path / "dataset", train_frames=16, valid_frames=8, test_frames=4, width=96, height=64)
-    notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one) for one in CELLS])
+    notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    outputs = [one for cell in notebook.cells for one in cell.outputs]
-    assert [one.text for one in outputs if one.get("name") == "stderr"] == [], "a notebook shows stderr in red"
+    outputs = [output for cell in notebook.cells for output in cell.outputs]
+    assert [output.text for output in outputs if output.get("name") == "stderr"] == [], "a notebook shows stderr in red"
     assert re.findall(r"\S+\.py:\d+", str(outputs)) == [], "warnings with their place in the source code"
-    printed = "".join(one.text for one in outputs if one.get("name") == "stdout")
+    printed = "".join(output.text for output in outputs if output.get("name") == "stdout")
     assert "Tip:" not in printed, "advertisements"
     assert "Restored all states from the checkpoint" in printed
     assert "image/png" in notebook.cells[7].outputs[0].data

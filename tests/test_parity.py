@@ -50,11 +50,11 @@ def as_input(batch: Batch) -> Tensor:
 
 def twin_graphs(convolution: str) -> tuple[torch.nn.Module, DetectionModel]:
     torch.manual_seed(0)
-    theirs = DetectionModel("yolov8n.yaml", ch=3, nc=len(CLASS_NAMES), verbose=False)
-    ours = arrange(build_graph("yolov8n", CLASS_NAMES), convolution)  # type: ignore[arg-type]
-    ours.load_state_dict(theirs.state_dict())
-    theirs.args = SimpleNamespace(**GAINS)
-    return ours, theirs
+    reference = DetectionModel("yolov8n.yaml", ch=3, nc=len(CLASS_NAMES), verbose=False)
+    graph = arrange(build_graph("yolov8n", CLASS_NAMES), convolution)  # type: ignore[arg-type]
+    graph.load_state_dict(reference.state_dict())
+    reference.args = SimpleNamespace(**GAINS)
+    return graph, reference
 
 
 def test_objects_far_smaller_than_the_first_boxes_are_assigned() -> None:
@@ -73,21 +73,23 @@ def test_objects_far_smaller_than_the_first_boxes_are_assigned() -> None:
 @pytest.mark.parametrize("convolution", ["native", "gemm"])
 @pytest.mark.parametrize("boxes", [0, 7])
 def test_loss_and_gradients_equal_ultralytics(convolution: str, boxes: int) -> None:
-    ours, theirs = twin_graphs(convolution)
-    ours, theirs, batch = ours.double(), theirs.double(), random_batch(boxes=boxes)
-    total, parts = DetectionLoss(ours)(ours.train()(as_input(batch).double()), batch)
+    graph, reference = twin_graphs(convolution)
+    graph = graph.double()
+    reference = reference.double()
+    batch = random_batch(boxes=boxes)
+    total, parts = DetectionLoss(graph)(graph.train()(as_input(batch).double()), batch)
     fields = {"batch_idx": batch.sample_index.float(), "cls": batch.labels.float()[:, None], "bboxes": batch.boxes}
-    expected, items = v8DetectionLoss(theirs)(theirs.train()(as_input(batch).double()), fields)
+    expected, items = v8DetectionLoss(reference)(reference.train()(as_input(batch).double()), fields)
     total.backward()
     expected.sum().backward()
     torch.testing.assert_close(total, expected.sum(), rtol=1e-5, atol=1e-5)
     assert {name: float(part) for name, part in parts.items()} == pytest.approx(
         {name: float(item) for name, item in items.items()}, rel=1e-5
     )
-    for (name, own), (_, other) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+    for (name, parameter), (_, other) in zip(graph.named_parameters(), reference.named_parameters(), strict=True):
         if other.grad is not None:
-            assert own.grad is not None, name
-            torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
+            assert parameter.grad is not None, name
+            torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_slow_nms_loses_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,15 +97,15 @@ def test_slow_nms_loses_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
 
     now = iter(range(0, 10_000, 60))
     monkeypatch.setattr(nms.time, "time", lambda: next(now))  # every look at the clock costs a minute
-    ours, _ = twin_graphs("native")
+    graph, _ = twin_graphs("native")
     batch = random_batch(images=6)
     with torch.no_grad():
-        found = predictions(
-            ours.eval()(as_input(batch)),
+        detections = predictions(
+            graph.eval()(as_input(batch)),
             batch,
             DetectionSettings(score_threshold=0.001, iou_threshold=0.7, max_detections=300),
         )
-    assert all(len(one.labels) > 0 for one in found)
+    assert all(len(prediction.labels) > 0 for prediction in detections)
 
 
 @pytest.mark.parametrize("cosine", [False, True])
@@ -131,7 +133,7 @@ def test_schedule_equals_ultralytics_formulas(cosine: bool, batch_size: int, ste
             momentum = np.interp(step, ramp, [recipe.warmup_momentum, recipe.momentum])
         else:
             accumulate, bias, weight, momentum = full, target, target, recipe.momentum
-        ours = settings_at(
+        settings = settings_at(
             recipe,
             step=step,
             epochs=epochs,
@@ -139,9 +141,9 @@ def test_schedule_equals_ultralytics_formulas(cosine: bool, batch_size: int, ste
             batch_size=batch_size,
             progress=epoch / epochs,
         )
-        assert ours.accumulate == accumulate
-        assert ours.momentum == pytest.approx(momentum)
-        assert ours.learning_rates == pytest.approx(
+        assert settings.accumulate == accumulate
+        assert settings.momentum == pytest.approx(momentum)
+        assert settings.learning_rates == pytest.approx(
             {Group.WEIGHT: weight, Group.NORMALIZATION: weight, Group.BIAS: bias}
         )
 

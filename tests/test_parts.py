@@ -56,10 +56,10 @@ def test_example_of_the_page_imports_nothing_of_the_rest(part: Part, tmp_path: P
     packages = {name.split(".")[0] for name in loaded}
     assert packages & FOREIGN == set()
     assert ("lightning" in packages) == part.is_lightning
-    own = [name.split(".") for name in loaded if name.startswith("yolo_lightning.")]
-    assert {name[1] for name in own} - {"errors"} == part.rooms
+    module_parts = [name.split(".") for name in loaded if name.startswith("yolo_lightning.")]
+    assert {name[1] for name in module_parts} - {"errors"} == part.rooms
     if part.page == "exact_resume":
-        modules = {name[2] for name in own if name[1] == "data" and len(name) > 2}
+        modules = {name[2] for name in module_parts if name[1] == "data" and len(name) > 2}
         assert modules <= {"sampling", "array_types", "occurrences"}
 
 

@@ -72,8 +72,8 @@ def loader(**options: Any) -> Any:
 def scores_of(scores: float = 0.5, target: Sequence[float] = (0, 0, 9, 9)) -> Any:
     metric, labels = METRIC(), torch.tensor([0])
     boxes = torch.tensor([[0.0, 0, 9, 9]])
-    found = {"boxes": boxes, "scores": torch.tensor([scores]), "labels": labels}
-    metric.update([found], [{"boxes": torch.tensor([target]), "labels": labels}])
+    detections = {"boxes": boxes, "scores": torch.tensor([scores]), "labels": labels}
+    metric.update([detections], [{"boxes": torch.tensor([target]), "labels": labels}])
     return metric.compute()
 
 
@@ -143,15 +143,15 @@ def test_validation_of_a_plain_trainer_returns_scores_and_writes_nothing(data: A
     for _ in range(2):  # the callback is added once
         (scores,) = trainer.validate(model, data, verbose=False)
     assert {"val/map", "val/map_50", "val/box_loss"} <= scores.keys()
-    assert sum(isinstance(one, MeanAP) for one in trainer.callbacks) == 1
+    assert sum(isinstance(callback, MeanAP) for callback in trainer.callbacks) == 1
     assert list(tmp_path.iterdir()) == []
 
 
 def test_own_mean_ap_keeps_its_place_and_writes_its_files(data: Any, model: Any, tmp_path: Path) -> None:
-    own = MeanAP()
-    trainer = quiet_trainer(tmp_path, callbacks=[own])
+    mean_ap = MeanAP()
+    trainer = quiet_trainer(tmp_path, callbacks=[mean_ap])
     trainer.test(model, data, verbose=False)
-    assert [one for one in trainer.callbacks if isinstance(one, MeanAP)] == [own]
+    assert [callback for callback in trainer.callbacks if isinstance(callback, MeanAP)] == [mean_ap]
     assert (tmp_path / "test_scores.json").is_file()
 
 
@@ -160,8 +160,8 @@ def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
 ) -> None:
     batches = quiet_trainer(tmp_path).predict(model, data)
     assert batches is not None
-    assert [one.image_id for batch in batches for one in batch] == data.predict_image_ids
-    assert all(one.boxes.shape == (len(one.scores), 4) for batch in batches for one in batch)
+    assert [prediction.image_id for batch in batches for prediction in batch] == data.predict_image_ids
+    assert all(prediction.boxes.shape == (len(prediction.scores), 4) for batch in batches for prediction in batch)
 
 
 @pytest.mark.parametrize(

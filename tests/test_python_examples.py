@@ -47,14 +47,14 @@ def draw_yolo_dataset(root: Path) -> None:
 def test_python_page(offline_folder: Path) -> None:
     blocks = code_blocks(REPOSITORY / "docs" / "python.md")
     assert len(blocks) >= 6
-    found: dict[str, object] = {}
+    namespace: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, "docs/python.md", "exec"), found)
+        exec(compile(block, "docs/python.md", "exec"), namespace)
     assert (offline_folder / "run" / "checkpoints" / "best.ckpt").is_file()
-    scores = found["scores"]
+    scores = namespace["scores"]
     assert isinstance(scores, dict)
     assert 0 <= scores["val/map"] <= 1
-    results = found["results"]
+    results = namespace["results"]
     assert isinstance(results, list)
     assert len(results) == 3
 

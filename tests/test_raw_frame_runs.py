@@ -119,12 +119,12 @@ def test_predict_maps_16_bit_files_by_the_range_of_the_weights(
     for suffix in (".png", ".tif"):
         cv2.imwrite(str(tmp_path / "frames" / f"a{suffix}"), raw)
     detector = Detector(weights, device="cpu")
-    found = [*detector(tmp_path / "frames"), detector(raw), detector(FIXED.of_frame(raw).levels(raw))]
-    assert len(found[0]) > 0
-    for one in found:  # PyTorch's convolutions round a batch of two images in another order than one image
-        assert np.array_equal(one.image, found[0].image)
-        np.testing.assert_allclose(one.boxes, found[0].boxes, rtol=0, atol=1e-3)
+    results = [*detector(tmp_path / "frames"), detector(raw), detector(FIXED.of_frame(raw).levels(raw))]
+    assert len(results[0]) > 0
+    for result in results:  # PyTorch's convolutions round a batch of two images in another order than one image
+        assert np.array_equal(result.image, results[0].image)
+        np.testing.assert_allclose(result.boxes, results[0].boxes, rtol=0, atol=1e-3)
     other = Detector(weights, device="cpu", pixel_range=PixelRange("fixed", 0, 65535))(raw)
-    assert not np.array_equal(other.image, found[0].image)
+    assert not np.array_equal(other.image, results[0].image)
     main(["predict", str(tmp_path / "frames"), "--weights", str(weights), "--output", str(tmp_path / "out")])
     assert "in 2 images" in capsys.readouterr().out

@@ -33,7 +33,9 @@ def frames(tmp_path: Path, look_alike: Path) -> Path:
         content["images"] = content["images"][:count]
         kept = {image["id"] for image in content["images"]}
         if "annotations" in content:
-            content["annotations"] = [one for one in content["annotations"] if one["image_id"] in kept]
+            content["annotations"] = [
+                annotation for annotation in content["annotations"] if annotation["image_id"] in kept
+            ]
         (root / name).write_text(json.dumps(content))
     return root
 

@@ -60,11 +60,11 @@ def test_both_processes_split_where_the_second_runs_out_of_memory(found: list[di
 
 
 def test_scores_are_those_of_one_process(found: list[dict[str, Any]]) -> None:
-    matches = match([one for one, _ in FRAMES], [one for _, one in FRAMES], len(CLASS_NAMES))
+    matches = match([detections for detections, _ in FRAMES], [truth for _, truth in FRAMES], len(CLASS_NAMES))
     expected = named_scores(drift_scores(matches), CLASS_NAMES)
     for of_rank in found:
         assert of_rank["scores"]["scores"] == pytest.approx(expected, abs=1e-6, nan_ok=True)
-        assert of_rank["scores"]["keys"] == tuple(one.image_id for one, _ in FRAMES)
+        assert of_rank["scores"]["keys"] == tuple(detections.image_id for detections, _ in FRAMES)
 
 
 def test_normalization_statistics_are_those_of_the_first_rank_or_the_mean_in_one_exchange(
@@ -79,7 +79,7 @@ def test_normalization_statistics_are_those_of_the_first_rank_or_the_mean_in_one
 
 def test_predictions_are_gathered_once_each(found: list[dict[str, Any]]) -> None:
     for of_rank in found:
-        assert sorted(of_rank["scores"]["ids"]) == sorted(one.image_id for one, _ in FRAMES)
+        assert sorted(of_rank["scores"]["ids"]) == sorted(detections.image_id for detections, _ in FRAMES)
 
 
 def test_best_checkpoint_that_a_full_disk_rejects_is_written_later(found: list[dict[str, Any]]) -> None:

@@ -105,9 +105,9 @@ def test_editable_installation_runs_beside_foreign_callbacks(source: Path, proje
     """An environment of its own, because this environment may contain an editable installation, too."""
     venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
-    own = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
+    site_packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
     # A path file adds the packages of this environment behind those of the new one, without its editable installations.
-    (own / "packages.pth").write_text(sysconfig.get_path("purelib"))
+    (site_packages / "packages.pth").write_text(sysconfig.get_path("purelib"))
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", *INSTALL, "--no-build-isolation"]
     subprocess.run([*pip, "--editable", str(source)], check=True)
     assert f"{source}/" in print_config(project, None, python).stderr

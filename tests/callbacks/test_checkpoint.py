@@ -272,7 +272,7 @@ def test_best_is_written_as_soon_as_there_is_space(
     fit(tmp_path / "full", best, LastCheckpoint(0), module=TinyModule(val_scores=scores), epochs=len(scores))
     usual, full = (read(tmp_path / name / "checkpoints/best.ckpt") for name in ("usual", "full"))
     assert full["epoch"] == usual["epoch"] == scores.index(max(scores))
-    assert all(torch.equal(full["state_dict"][name], one) for name, one in usual["state_dict"].items())
+    assert all(torch.equal(full["state_dict"][name], tensor) for name, tensor in usual["state_dict"].items())
     assert best.best_model_score == pytest.approx(max(scores))
 
 

@@ -13,7 +13,7 @@ from yolo_lightning.callbacks.default_callbacks import DEFAULTS, FIT_DEFAULTS, R
 
 
 def kinds(callbacks: list[Callback]) -> list[type[Callback]]:
-    return [type(one) for one in callbacks]
+    return [type(callback) for callback in callbacks]
 
 
 def test_configured_callback_replaces_the_default_of_its_class_and_others_are_added() -> None:
@@ -21,27 +21,27 @@ def test_configured_callback_replaces_the_default_of_its_class_and_others_are_ad
         pass
 
     average, scores, stopping = EMA(tau=20.0), OwnMeanAP(), EarlyStopping("val/map_50")
-    found = with_default_callbacks([stopping, scores, average], is_fit=True)
-    assert kinds(found).count(EMA) == 1
-    assert average in found
-    assert MeanAP not in kinds(found)
-    assert found.index(average) < found.index(scores)  # in the order of the defaults
-    assert found[-1] is stopping
-    assert len(found) == len([*REQUIRED, *FIT_DEFAULTS, *DEFAULTS]) + 1
+    callbacks = with_default_callbacks([stopping, scores, average], is_fit=True)
+    assert kinds(callbacks).count(EMA) == 1
+    assert average in callbacks
+    assert MeanAP not in kinds(callbacks)
+    assert callbacks.index(average) < callbacks.index(scores)  # in the order of the defaults
+    assert callbacks[-1] is stopping
+    assert len(callbacks) == len([*REQUIRED, *FIT_DEFAULTS, *DEFAULTS]) + 1
 
 
 def test_two_callbacks_of_one_class_are_kept() -> None:
     several = [LastCheckpoint(interval_steps=10), LastCheckpoint(interval_steps=20)]
-    found = with_default_callbacks(several, is_fit=True)
-    assert [one for one in found if isinstance(one, LastCheckpoint)] == several
+    callbacks = with_default_callbacks(several, is_fit=True)
+    assert [callback for callback in callbacks if isinstance(callback, LastCheckpoint)] == several
 
 
 def test_without_defaults_a_fit_has_the_required_and_the_configured_callbacks() -> None:
     status = StatusFile()
     assert with_default_callbacks([status], is_fit=False, use_defaults=False) == [status]
-    found = with_default_callbacks([status], is_fit=True, use_defaults=False)
-    assert kinds(found) == [*REQUIRED, StatusFile]
-    assert StopOnSignal in kinds(found)
+    callbacks = with_default_callbacks([status], is_fit=True, use_defaults=False)
+    assert kinds(callbacks) == [*REQUIRED, StatusFile]
+    assert StopOnSignal in kinds(callbacks)
 
 
 @pytest.mark.parametrize("name", ["demo", "ltdv2", "yolo"])

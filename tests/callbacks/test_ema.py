@@ -83,9 +83,9 @@ def test_average_equals_that_of_ultralytics_after_300_updates(tmp_path: Path) ->
 
 def test_validation_sees_the_average_which_is_left_in_the_network_at_the_end(tmp_path: Path) -> None:
     spy = Spy()
-    left = weights(fit(tmp_path, EMA(DECAY, TAU), spy))
-    for found in (spy.validated[0], left):
-        seen = {name: value.double() for name, value in found.items()}
+    final_weights = weights(fit(tmp_path, EMA(DECAY, TAU), spy))
+    for state in (spy.validated[0], final_weights):
+        seen = {name: value.double() for name, value in state.items()}
         torch.testing.assert_close(seen, spy.average(), rtol=0, atol=1e-6)
 
 

@@ -65,9 +65,15 @@ def test_lines_have_at_most_80_printable_characters_and_equal_columns() -> None:
     assert len(text) <= 80
     assert len(second) == len(text)
     assert all(line.isprintable() for line in (text, first, second))
-    ends = [at for at, (one, after) in enumerate(zip(text, text[1:] + " ", strict=True)) if one != " " and after == " "]
+    ends = [
+        at
+        for at, (character, after) in enumerate(zip(text, text[1:] + " ", strict=True))
+        if character != " " and after == " "
+    ]
     assert ends == [
-        at for at, (one, after) in enumerate(zip(second, second[1:] + " ", strict=True)) if one != " " == after
+        at
+        for at, (character, after) in enumerate(zip(second, second[1:] + " ", strict=True))
+        if character != " " == after
     ]
 
 

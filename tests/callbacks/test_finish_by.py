@@ -38,12 +38,12 @@ class Clock:
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+    fake_clock = Clock()
     for module in (finish_by, fit_timer):
-        monkeypatch.setattr(module, "time", made)
+        monkeypatch.setattr(module, "time", fake_clock)
     monkeypatch.setattr(finish_by, "started_s", lambda _: BEGAN_S)
-    monkeypatch.setattr(finish_by, "WallClock", lambda: WallClock(made.time, made.time))
-    return made
+    monkeypatch.setattr(finish_by, "WallClock", lambda: WallClock(fake_clock.time, fake_clock.time))
+    return fake_clock
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ class Events:
 
     def factor(self, now_s: float) -> float:
         """Return the duration of the present work in units of the usual one."""
-        factor = next((one for moment_s, one in reversed(self.slow) if now_s >= moment_s), 1.0)
+        factor = next((slowdown for moment_s, slowdown in reversed(self.slow) if now_s >= moment_s), 1.0)
         for pause in self.pauses:
             if now_s >= pause[0]:
                 self.pauses.remove(pause)

@@ -37,7 +37,7 @@ def empty(number: int) -> tuple[Prediction, Target]:
 
 
 def answers(*frames: tuple[Prediction, Target]) -> Any:
-    return [([found], [truth]) for found, truth in frames]
+    return [([detections], [truth]) for detections, truth in frames]
 
 
 def run(folder: Path, gallery: FrameGallery, *frames: tuple[Prediction, Target], stage: str = "validate") -> Any:
@@ -54,7 +54,7 @@ def listed(folder: Path, stage: str = "val") -> Any:
 
 
 def ids(content: Any, group: str) -> list[str]:
-    return [one["image_id"] for one in content["frames"] if one["group"] == group]
+    return [frame["image_id"] for frame in content["frames"] if frame["group"] == group]
 
 
 @pytest.mark.parametrize("stage", ["validate", "test"])
@@ -70,7 +70,7 @@ def test_best_and_worst_frames_are_listed_and_drawn(tmp_path: Path, stage: str) 
 
 def test_frames_with_nothing_in_them_count_neither_way(tmp_path: Path) -> None:
     content = run(tmp_path, FrameGallery(), empty(0), right(1), empty(2))
-    assert [one["image_id"] for one in content["frames"]] == ["id-1"]
+    assert [frame["image_id"] for frame in content["frames"]] == ["id-1"]
 
 
 def test_one_frame_of_a_clip_is_shown_in_each_group(tmp_path: Path) -> None:
@@ -148,13 +148,15 @@ def test_disk_that_is_full_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 def test_colour_and_gray_frames_are_drawn_on_both_sides() -> None:
-    truth, found = target("a"), prediction("a", MISS)
+    truth = target("a")
+    detections = prediction("a", MISS)
     for frame in (np.full((60, 80), 100, np.uint8), np.full((60, 80, 3), (10, 20, 200), np.uint8)):
-        picture = side_by_side(frame, truth, found, ("cat",))
-        left, other = picture[:, :640], picture[:, 640 + GAP :]
+        picture = side_by_side(frame, truth, detections, ("cat",))
+        left_side = picture[:, :640]
+        other = picture[:, 640 + GAP :]
         background = frame[0, 0][::-1] if frame.ndim == 3 else np.full(3, 100)
-        np.testing.assert_array_equal(left[5, 5], background)
-        changed = [np.argwhere((side != background).any(axis=2)) for side in (left, other)]
+        np.testing.assert_array_equal(left_side[5, 5], background)
+        changed = [np.argwhere((side != background).any(axis=2)) for side in (left_side, other)]
         assert changed[0][:, 1].min() == pytest.approx(8 * 10, abs=3)
         assert changed[1][:, 1].max() == pytest.approx(8 * 70, abs=3)
 
@@ -172,13 +174,13 @@ def test_pictures_of_high_frames_can_be_stored() -> None:
 
 def test_a_box_of_two_classes_is_shown_with_the_better_one() -> None:
     boxes = torch.tensor(HIT + HIT + MISS + MISS)
-    found = Prediction("a", boxes, torch.tensor([0.9, 0.8, 0.7, 0.1]), torch.tensor([1, 0, 0, 1]))
-    shown = shown_detections(found, 0.25)
+    detections = Prediction("a", boxes, torch.tensor([0.9, 0.8, 0.7, 0.1]), torch.tensor([1, 0, 0, 1]))
+    shown = shown_detections(detections, 0.25)
     assert (shown.boxes.tolist(), shown.labels.tolist()) == (HIT + MISS, [1, 0])
 
 
 def test_each_object_is_found_once_at_most() -> None:
-    found = prediction("a", HIT + HIT + MISS, (0.9, 0.8, 0.7))
-    (score,) = frame_scores([found], [target("a")], 2)
+    detections = prediction("a", HIT + HIT + MISS, (0.9, 0.8, 0.7))
+    (score,) = frame_scores([detections], [target("a")], 2)
     assert score is not None
     assert (score.score, score.misses, score.false_alarms) == (2 / 4, 0, 2)

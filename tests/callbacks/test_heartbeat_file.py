@@ -97,9 +97,9 @@ class Frames(Callback):
 def test_ids_of_the_samples_are_recorded(beats: Beats, tmp_path: Path) -> None:
     record = HeartbeatFile()
     fit(tmp_path, record, Frames(record), batches=1, limit_val_batches=0)
-    found = read_heartbeat(beats.path, os.getpid())
-    assert isinstance(found, Heartbeat)
-    assert found.samples == frame_batch(3, 4).image_ids != ()
+    beat = read_heartbeat(beats.path, os.getpid())
+    assert isinstance(beat, Heartbeat)
+    assert beat.samples == frame_batch(3, 4).image_ids != ()
 
 
 class Looks(Callback):
@@ -118,8 +118,8 @@ def test_marker_is_written_when_all_is_trained_and_removed_when_more_is_to_come(
     (tmp_path / "finished.json").write_text("of an earlier fit")
     fit(tmp_path, HeartbeatFile(), looks, epochs=2, batches=3)
     assert looks.found == [False] * 6
-    found = json.loads((tmp_path / "finished.json").read_text())
-    assert (found["process"], found["epochs"], found["steps"]) == (os.getpid(), 2, 6)
+    marker = json.loads((tmp_path / "finished.json").read_text())
+    assert (marker["process"], marker["epochs"], marker["steps"]) == (os.getpid(), 2, 6)
 
 
 @pytest.mark.usefixtures("beats")
@@ -140,9 +140,9 @@ def test_other_stages_leave_record_and_marker_alone(beats: Beats, tmp_path: Path
 def test_without_a_supervisor_the_run_folder_gets_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "_writer", None)
     fit(tmp_path, HeartbeatFile(), epochs=1, batches=3)
-    found = read_heartbeat(tmp_path / "heartbeat", os.getpid())
-    assert isinstance(found, Heartbeat)
-    assert (found.phase, found.step) == (Phase.EXIT, 3)
+    beat = read_heartbeat(tmp_path / "heartbeat", os.getpid())
+    assert isinstance(beat, Heartbeat)
+    assert (beat.phase, beat.step) == (Phase.EXIT, 3)
     HeartbeatWriter(tmp_path / "heartbeat").close()  # closed, so that the next fit can open the file
 
 

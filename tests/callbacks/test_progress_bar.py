@@ -59,8 +59,8 @@ class Takes(Callback):
 
 def errors_h(lines: list[str], end_s: float) -> list[float | None]:
     """Hours by which the finish time of each line is too late; None where the line has no finish time."""
-    found = [line.partition(", ends at ")[2].partition(", in ")[0] for line in lines]
-    return [(float(text) - end_s) / 3600 if text else None for text in found]
+    texts = [line.partition(", ends at ")[2].partition(", in ")[0] for line in lines]
+    return [(float(text) - end_s) / 3600 if text else None for text in texts]
 
 
 LONG = {"epochs": 4, "batches": 40}

@@ -78,7 +78,7 @@ def test_other_number_of_processes_is_said_and_unknown_ranks_draw_apart(
     callback.load_state_dict(states[0] | {"others": states[1:]})
     callback.on_train_start(of_rank(rank, processes), None)  # type: ignore[arg-type]
     assert draw() == expected[rank]
-    assert len({tuple(one) for one in expected}) == 3
+    assert len({tuple(drawn) for drawn in expected}) == 3
     assert said == [
         f"random generators: the checkpoint contains those of 2 ranks, the world size is {processes}; "
         "ranks without a saved state are seeded again"

@@ -144,9 +144,9 @@ class Run:
     def left_over(self) -> list[Process]:
         """Return the remaining processes; the resource tracker ends a moment after its parent."""
         end_s = time.monotonic() + 5
-        while (found := tree(self.process.pid)) and time.monotonic() < end_s:
+        while (processes := tree(self.process.pid)) and time.monotonic() < end_s:
             time.sleep(0.1)
-        return found
+        return processes
 
     def incident(self) -> dict[str, Any]:
         (path,) = (self.folder / "incidents").glob("*/incident.json")
@@ -167,7 +167,7 @@ class Run:
 
 def continue_suspended(process: int) -> None:
     """Continue a process that stops itself, after the timeout."""
-    while (found := read_process(process)) and found.state not in "TZ":
+    while (reading := read_process(process)) and reading.state not in "TZ":
         time.sleep(0.05)
     time.sleep(4.0)
     os.kill(process, signal.SIGCONT)

@@ -44,16 +44,16 @@ class Seen(Callback):
         self.states: list[Status] = []
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
-        found = read_status(Path(trainer.default_root_dir) / "status.json")
-        assert found is not None
-        if not self.states or self.states[-1] != found:
-            self.states.append(found)
+        status = read_status(Path(trainer.default_root_dir) / "status.json")
+        assert status is not None
+        if not self.states or self.states[-1] != status:
+            self.states.append(status)
 
 
 def last(folder: Path) -> Status:
-    found = read_status(folder / "status.json")
-    assert found is not None
-    return found
+    status = read_status(folder / "status.json")
+    assert status is not None
+    return status
 
 
 @pytest.fixture
@@ -64,22 +64,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_file_tells_where_the_fit_stands(clock: Clock, tmp_path: Path) -> None:
     module = TinyModule(val_scores=[0.5, 0.75])
     fit(tmp_path, Takes(clock, 1.0, 3.0), StatusFile(), module=module, epochs=2, check_val_every_n_epoch=1)
-    found = last(tmp_path)
-    assert (found.epoch, found.epochs, found.batch, found.batches_per_epoch, found.step) == (1, 2, 4, 4, 8)
-    assert (found.step_s, found.fetch_share) == (4.0, 0.25)
-    assert (found.trained_s, found.validation_s) == (8 * 4.0 + 2 * 30.0, 30.0)
-    assert (found.validate_every_epochs, found.validations_per_epoch) == (1, 1)
-    assert [(one.epoch, one.values) for one in found.scores] == [(0, {"val/map_50": 0.5}), (1, {"val/map_50": 0.75})]
-    assert found.best_map_50 == 0.75
-    assert list(found.losses) == ["train/loss"]
-    assert (found.process, found.host, found.device) == (os.getpid(), os.uname().nodename, "cpu")
+    status = last(tmp_path)
+    assert (status.epoch, status.epochs, status.batch, status.batches_per_epoch, status.step) == (1, 2, 4, 4, 8)
+    assert (status.step_s, status.fetch_share) == (4.0, 0.25)
+    assert (status.trained_s, status.validation_s) == (8 * 4.0 + 2 * 30.0, 30.0)
+    assert (status.validate_every_epochs, status.validations_per_epoch) == (1, 1)
+    assert [(score.epoch, score.values) for score in status.scores] == [
+        (0, {"val/map_50": 0.5}),
+        (1, {"val/map_50": 0.75}),
+    ]
+    assert status.best_map_50 == 0.75
+    assert list(status.losses) == ["train/loss"]
+    assert (status.process, status.host, status.device) == (os.getpid(), os.uname().nodename, "cpu")
 
 
 def test_file_is_there_before_the_first_batch_and_says_that_nothing_was_measured(tmp_path: Path) -> None:
     with pytest.raises(Interrupt):
         fit(tmp_path, StopAt(0, 0), StatusFile())
-    found = last(tmp_path)
-    assert (found.step, found.batch, found.step_s, found.fetch_share, found.validation_s) == (0, 0, None, None, None)
+    state = last(tmp_path)
+    assert (state.step, state.batch, state.step_s, state.fetch_share, state.validation_s) == (0, 0, None, None, None)
 
 
 def test_file_is_never_written_more_often_than_asked_for(clock: Clock, tmp_path: Path) -> None:
@@ -96,10 +99,10 @@ def test_resumed_fit_knows_at_once_what_was_measured_before(clock: Clock, tmp_pa
         fit(tmp_path, takes, StopAt(1, 3), StatusFile(), LastCheckpoint(2), module=module, epochs=3)
     with pytest.raises(Interrupt):
         fit(tmp_path, StopAt(1, 2), StatusFile(), module=TinyModule(), epochs=3, resume=checkpoint)
-    found = last(tmp_path)
-    assert (found.epoch, found.batch, found.step, found.step_s) == (1, 2, 6, None)
-    assert (found.trained_s, found.validation_s, found.best_map_50) == (6 * 4.0 + 30.0, 30.0, 0.5)
-    assert [one.values["val/map_50"] for one in found.scores] == [0.5]
+    status = last(tmp_path)
+    assert (status.epoch, status.batch, status.step, status.step_s) == (1, 2, 6, None)
+    assert (status.trained_s, status.validation_s, status.best_map_50) == (6 * 4.0 + 30.0, 30.0, 0.5)
+    assert [score.values["val/map_50"] for score in status.scores] == [0.5]
 
 
 class SlowsDown(Takes):
@@ -130,9 +133,9 @@ def test_watches_report_a_slow_fit_and_a_memory_that_grows(
 ) -> None:
     monkeypatch.setattr(status_file, "MachineReader", FakeReader)
     fit(tmp_path, SlowsDown(clock, 0.0, 0.0), StatusFile(), batches=75)
-    found = {one.watch: one.sentence for one in last(tmp_path).findings}
-    assert found.keys() == {"training slower", "memory grows"}
-    assert "50% below" in found["training slower"]
+    sentences = {finding.watch: finding.sentence for finding in last(tmp_path).findings}
+    assert sentences.keys() == {"training slower", "memory grows"}
+    assert "50% below" in sentences["training slower"]
 
 
 def test_gpus_are_watched_if_the_fit_uses_one(clock: Clock) -> None:
@@ -143,7 +146,7 @@ def test_gpus_are_watched_if_the_fit_uses_one(clock: Clock) -> None:
         for _ in range(31):
             clock.now_s += 20.0
             status._observe(trainer, 1.0)
-        assert [one.watch for one in status.watches.findings] == watched
+        assert [finding.watch for finding in status.watches.findings] == watched
         assert status.watches.is_hot() is bool(watched)
 
 

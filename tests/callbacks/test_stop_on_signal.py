@@ -23,11 +23,11 @@ def request_(monkeypatch: pytest.MonkeyPatch) -> Iterator[StopRequest]:
     """Handlers in place, as `python -m yolo_lightning fit` installs them."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background has SIGINT ignored
-    made = StopRequest()
+    stop_request = StopRequest()
     for module in ("yolo_lightning.callbacks.stop_on_signal", "yolo_lightning.callbacks.checkpoint"):
-        monkeypatch.setattr(f"{module}.request", made)
-    made.install()
-    yield made
+        monkeypatch.setattr(f"{module}.request", stop_request)
+    stop_request.install()
+    yield stop_request
     for number, handler in before.items():
         signal.signal(number, handler)
 

@@ -52,8 +52,8 @@ class DetectionModule(TinyModule):
         self.answers = answers
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        found, truth = self.answers[batch_idx]
-        return {"preds": found, "targets": truth}
+        predictions, truth = self.answers[batch_idx]
+        return {"preds": predictions, "targets": truth}
 
     def test_step(self, batch: Any, batch_idx: int) -> Any:
         return self.validation_step(batch, batch_idx)
@@ -71,7 +71,7 @@ class Frames(LightningDataModule):
         super().__init__()
         self.batches = list(batches)
         self.predict_image_ids = list(image_ids)
-        self.predict_original_ids = [int(one) if one.isdecimal() else one for one in image_ids]
+        self.predict_original_ids = [int(image_id) if image_id.isdecimal() else image_id for image_id in image_ids]
         self.category_ids = category_ids
         self.has_submission = category_ids == CATEGORY_IDS
 

@@ -90,9 +90,9 @@ class StopAt(Callback):
 
 def loader(batches: int = 4) -> DataLoader[Any]:
     """Every batch is the same, so that training does not depend on where a resumed epoch begins."""
-    one = torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(1))
+    batch = torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(1))
     # A generator of its own: an iterator draws its seed from the global one otherwise.
-    return DataLoader(one.repeat(batches, 1), batch_size=BATCH, generator=torch.Generator())  # type: ignore[arg-type]
+    return DataLoader(batch.repeat(batches, 1), batch_size=BATCH, generator=torch.Generator())  # type: ignore[arg-type]
 
 
 def tiny_trainer(
@@ -136,5 +136,5 @@ def weights(module: LightningModule) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
-def assert_equal_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
+def assert_equal_weights(state: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    torch.testing.assert_close(state, other, rtol=0, atol=0)

@@ -44,11 +44,11 @@ def write(folder: Path, content: Any, name: str = "predictions.json") -> Path:
 
 
 def in_layout(box: list[float], layout: str) -> list[float]:
-    left, top, right, bottom = box
+    x_min, y_min, x_max, y_max = box
     if layout == "xywh":
-        return [left, top, right - left, bottom - top]
+        return [x_min, y_min, x_max - x_min, y_max - y_min]
     if layout == "cxcywh":
-        return [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
+        return [(x_min + x_max) / 2, (y_min + y_max) / 2, x_max - x_min, y_max - y_min]
     return box
 
 

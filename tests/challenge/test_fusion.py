@@ -18,7 +18,7 @@ BOX = [10.0, 20.0, 50.0, 80.0]
 
 def content(entries: dict[str, dict[str, list[Any]]]) -> Content:
     owners = [number for number, entry in enumerate(entries.values()) for _ in entry["scores"]]
-    parts = [[one for entry in entries.values() for one in entry[name]] for name in ("boxes", "scores", "labels")]
+    parts = [[value for entry in entries.values() for value in entry[name]] for name in ("boxes", "scores", "labels")]
     boxes, scores, labels = (np.array(part, dtype=np.float64) for part in parts)
     return Content(tuple(entries), np.array(owners, dtype=np.int64), boxes.reshape(-1, 4), scores, labels)
 
@@ -30,13 +30,15 @@ def one(boxes: list[list[float]], scores: list[float], image_id: str = "a") -> C
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
 def test_numbers_are_those_of_ensemble_boxes(case: dict[str, Any]) -> None:
     files = [content({"empty": {"boxes": [], "scores": [], "labels": []}, "a": entry}) for entry in case["files"]]
-    ours = fuse(files, np.divide(case["weights"], sum(case["weights"])), case["iou_threshold"], case["score_threshold"])
-    theirs = case["fused"]
-    assert set(ours.owners.tolist()) == {1}
-    order = np.argsort(-ours.scores, kind="stable")
-    np.testing.assert_allclose(ours.scores[order], theirs["scores"], atol=6e-6)
-    np.testing.assert_array_equal(ours.labels[order], theirs["labels"])
-    np.testing.assert_allclose(ours.boxes[order], theirs["boxes"], atol=0.0051)
+    actual = fuse(
+        files, np.divide(case["weights"], sum(case["weights"])), case["iou_threshold"], case["score_threshold"]
+    )
+    expected = case["fused"]
+    assert set(actual.owners.tolist()) == {1}
+    order = np.argsort(-actual.scores, kind="stable")
+    np.testing.assert_allclose(actual.scores[order], expected["scores"], atol=6e-6)
+    np.testing.assert_array_equal(actual.labels[order], expected["labels"])
+    np.testing.assert_allclose(actual.boxes[order], expected["boxes"], atol=0.0051)
 
 
 def test_scores_of_agreement_and_of_a_single_file() -> None:

@@ -47,11 +47,11 @@ def test_a_moving_object_is_linked_to_itself_and_to_no_other_class_or_place() ->
     content = content_of(image_ids, walking + parked + elsewhere)
     links = link(content, places_in_time(content.image_ids))
     for label in (1, 2):
-        own = [int(at) for at in np.flatnonzero(content.labels == label) if content.boxes[at, 0] < 290]
-        assert links.after[own].tolist() == [*own[1:], -1]
-        assert links.before[own].tolist() == [-1, *own[:-1]]
-        assert links.has_next[own].tolist() == [True, True, True, False]
-        assert links.has_previous[own].tolist() == [False, True, True, True]
+        rows = [int(at) for at in np.flatnonzero(content.labels == label) if content.boxes[at, 0] < 290]
+        assert links.after[rows].tolist() == [*rows[1:], -1]
+        assert links.before[rows].tolist() == [-1, *rows[:-1]]
+        assert links.has_next[rows].tolist() == [True, True, True, False]
+        assert links.has_previous[rows].tolist() == [False, True, True, True]
     alone = int(np.flatnonzero(content.boxes[:, 0] == 300)[0])
     assert links.after[alone] == links.before[alone] == -1
 
@@ -75,25 +75,30 @@ def test_logistic_regression_finds_the_weights_of_its_model() -> None:
 def watched(seed: int, steps: int = 12) -> tuple[Content, Content]:
     """Detections and objects of 16 clips: objects that stay and move, passing false alarms, and an ever warm lamp."""
     rng = np.random.default_rng(seed)
-    image_ids, found, objects = [], [], []
+    image_ids = []
+    detections = []
+    objects = []
     for month in CHALLENGE_MONTHS.values():
         for clip in (1, 2):
             start = len(image_ids)
             image_ids += ids(month, clip, list(range(steps)))
             for _ in range(3):
-                left, top, speed = rng.uniform(20, 250), rng.uniform(150, 200), rng.uniform(-4, 4)
+                x_min = rng.uniform(20, 250)
+                y_min = rng.uniform(150, 200)
+                speed = rng.uniform(-4, 4)
                 label = int(rng.choice([1, 4]))
                 for frame in range(steps):
-                    box = [left + speed * frame, top, left + speed * frame + 20, top + 40]
+                    box = [x_min + speed * frame, y_min, x_min + speed * frame + 20, y_min + 40]
                     objects.append((start + frame, box, 1.0, label))
-                    found.append((start + frame, [*box], float(rng.uniform(0.05, 0.6)), label))
+                    detections.append((start + frame, [*box], float(rng.uniform(0.05, 0.6)), label))
             for frame in range(steps):
-                found.append((start + frame, [340, 60, 360, 100], float(rng.uniform(0.2, 0.6)), 1))
+                detections.append((start + frame, [340, 60, 360, 100], float(rng.uniform(0.2, 0.6)), 1))
                 for _ in range(3):
-                    left, top = rng.uniform(0, 350), rng.uniform(100, 240)
-                    box = [left, top, left + 20, top + 40]
-                    found.append((start + frame, box, float(rng.uniform(0.05, 0.6)), int(rng.choice([1, 4]))))
-    return content_of(image_ids, found), content_of(image_ids, objects)
+                    x_min = rng.uniform(0, 350)
+                    y_min = rng.uniform(100, 240)
+                    box = [x_min, y_min, x_min + 20, y_min + 40]
+                    detections.append((start + frame, box, float(rng.uniform(0.05, 0.6)), int(rng.choice([1, 4]))))
+    return content_of(image_ids, detections), content_of(image_ids, objects)
 
 
 def test_objects_that_stay_rise_above_passing_false_alarms_and_a_fixed_one() -> None:
@@ -101,8 +106,8 @@ def test_objects_that_stay_rise_above_passing_false_alarms_and_a_fixed_one() -> 
     half = in_first_half(content.image_ids)
     assert half.mean() == 0.5
     before, after = (
-        drift_scores(match_submission(one, truth))
-        for one in (content, LabelledDetections(content, truth, SIZE).cross_rescored(half))
+        drift_scores(match_submission(detections, truth))
+        for detections in (content, LabelledDetections(content, truth, SIZE).cross_rescored(half))
     )
     assert after.overall.scalars()["map_50"] > before.overall.scalars()["map_50"] + 0.2
     assert after.ranking().balanced > before.ranking().balanced + 0.2
@@ -112,13 +117,13 @@ def test_models_apply_to_clips_that_did_not_teach_them() -> None:
     content, truth = watched(0)
     models = LabelledDetections(content, truth, SIZE).learn(np.ones(len(truth.image_ids), np.bool_))
     assert models.keys() == {1, 4}
-    others, objects = watched(1)
-    result = rescore(others, models, SIZE)
-    is_real = real_detections(others, objects)
-    lamp = others.boxes[:, 0] == 340
+    unseen, objects = watched(1)
+    result = rescore(unseen, models, SIZE)
+    is_real = real_detections(unseen, objects)
+    lamp = unseen.boxes[:, 0] == 340
     assert result.scores[is_real].mean() > 0.8
     assert result.scores[lamp].mean() < 0.1
-    assert result.boxes is others.boxes
+    assert result.boxes is unseen.boxes
     assert ((result.scores >= 0) & (result.scores <= 1)).all()
 
 
@@ -155,15 +160,17 @@ def test_overlaps_are_those_with_better_detections_of_the_frame() -> None:
 
 
 def test_duplicates_and_confused_classes_lose_their_scores() -> None:
-    rng, found, objects = np.random.default_rng(0), [], []
-    image_ids = [one for clip in (1, 2, 3, 4) for one in ids(202005, clip, list(range(0, 400, 10)))]
+    rng = np.random.default_rng(0)
+    detections = []
+    objects = []
+    image_ids = [image_id for clip in (1, 2, 3, 4) for image_id in ids(202005, clip, list(range(0, 400, 10)))]
     for frame in range(len(image_ids)):
         columns, top = rng.permutation([0, 200]), rng.uniform(0, 200)
-        left, apart = (float(one) for one in columns + rng.uniform(0, 130, 2))
-        objects += [(frame, [x, top, x + 40, top + 40], 1.0, 1) for x in (left, apart)]
-        found += [(frame, [x, top, x + 40, top + 40], score, 1) for x, score in ((left, 0.6), (apart, 0.4))]
-        found.append((frame, [left + 8, top, left + 48, top + 40], 0.4, 1))
-    content, truth = content_of(image_ids, found), content_of(image_ids, objects)
+        first_x, apart = (float(column) for column in columns + rng.uniform(0, 130, 2))
+        objects += [(frame, [x, top, x + 40, top + 40], 1.0, 1) for x in (first_x, apart)]
+        detections += [(frame, [x, top, x + 40, top + 40], score, 1) for x, score in ((first_x, 0.6), (apart, 0.4))]
+        detections.append((frame, [first_x + 8, top, first_x + 48, top + 40], 0.4, 1))
+    content, truth = content_of(image_ids, detections), content_of(image_ids, objects)
     result = LabelledDetections(content, truth, SIZE).cross_rescored(in_first_half(content.image_ids))
     is_real = real_detections(content, truth)
     assert result.scores[is_real].min() > result.scores[~is_real].max()

@@ -52,8 +52,8 @@ def test_hundred_best_per_class_are_kept_in_their_order() -> None:
 
 def test_the_best_are_kept_whatever_their_order() -> None:
     scores = torch.linspace(0.1, 0.9, 150)
-    found = Prediction(IDS[0], BOX.repeat(150, 1), scores, torch.zeros(150).long())
-    content = build_submission([found], IDS[:1])
+    detections = Prediction(IDS[0], BOX.repeat(150, 1), scores, torch.zeros(150).long())
+    content = build_submission([detections], IDS[:1])
     assert min(content[IDS[0]]["scores"]) == pytest.approx(float(scores[50]), abs=1e-5)  # type: ignore[type-var]
 
 
@@ -76,8 +76,8 @@ def test_zip_holds_the_same_bytes_under_the_name_of_the_kit(tmp_path: Path) -> N
 
 
 def test_what_is_written_passes_the_check(tmp_path: Path) -> None:
-    found = [prediction(image_id, [[0, 0, 384, 288], [5, 5, 5, 9]], [0.5, 0.4], [3, 0]) for image_id in IDS]
-    write_submission(build_submission(found, IDS).items(), tmp_path / "predictions.zip")
+    predictions = [prediction(image_id, [[0, 0, 384, 288], [5, 5, 5, 9]], [0.5, 0.4], [3, 0]) for image_id in IDS]
+    write_submission(build_submission(predictions, IDS).items(), tmp_path / "predictions.zip")
     assert check_submission(tmp_path / "predictions.zip", Template(tuple(IDS))).problems == ()
 
 

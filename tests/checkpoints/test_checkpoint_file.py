@@ -110,7 +110,7 @@ def test_unreadable_sidecar_counts_as_none(checkpoint: Path, sidecar: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("made", "damage"),
+    ("stored", "damage"),
     [
         ({}, "it is not a checkpoint: it has no key 'state_dict'"),
         ([1], "it must contain a dictionary, got list"),
@@ -120,13 +120,13 @@ def test_unreadable_sidecar_counts_as_none(checkpoint: Path, sidecar: str) -> No
         (b"PK\3\4", "it is a zip archive, or the first part of one"),
     ],
 )
-def test_other_files_are_named_in_one_line(made: object, damage: str, tmp_path: Path) -> None:
+def test_other_files_are_named_in_one_line(stored: object, damage: str, tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
-    path.write_bytes(made) if isinstance(made, bytes) else torch.save(made, path)
-    found = find_damage(path)
-    assert found is not None
-    assert re.search(damage, found)
-    assert "\n" not in found
+    path.write_bytes(stored) if isinstance(stored, bytes) else torch.save(stored, path)
+    problem = find_damage(path)
+    assert problem is not None
+    assert re.search(damage, problem)
+    assert "\n" not in problem
 
 
 def test_one_flipped_byte_of_a_tensor_is_found_without_the_sidecar(checkpoint: Path) -> None:

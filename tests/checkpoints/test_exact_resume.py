@@ -80,15 +80,15 @@ def tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors(value, f"{name}.{key}")
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found["tensors"].keys() == expected["tensors"].keys()
+def assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual["tensors"].keys() == expected["tensors"].keys()
     for name, tensor in expected["tensors"].items():
         assert tensor.isfinite().all(), name
-        assert torch.equal(found["tensors"][name], tensor), name
-    assert [row["step"] for row in found["rows"]] == [row["step"] for row in expected["rows"]]
-    for row, expected_row in zip(found["rows"], expected["rows"], strict=True):
+        assert torch.equal(actual["tensors"][name], tensor), name
+    assert [row["step"] for row in actual["rows"]] == [row["step"] for row in expected["rows"]]
+    for row, expected_row in zip(actual["rows"], expected["rows"], strict=True):
         assert {key: value for key, value in row.items() if expected_row.get(key) != value} == {}
-    assert found["all"]["steps"] == EPOCHS * STEPS_PER_EPOCH
+    assert actual["all"]["steps"] == EPOCHS * STEPS_PER_EPOCH
 
 
 def assert_resumed_is_same(

@@ -73,10 +73,10 @@ def test_copy_is_the_same_file_with_the_same_sidecar_and_made_once(
     assert remote.complete() == ["best.ckpt", path.name]
     fetched, damaged = fetch_run(remote, tmp_path / "other")
     assert (fetched, damaged) == (tmp_path / "other" / path.name, {})
-    for one in (path, best):
-        assert (tmp_path / "other" / one.name).read_bytes() == one.read_bytes()
-        assert read_checksum(tmp_path / "other" / one.name) == read_checksum(one)
-    assert {one.name for one in (tmp_path / "other").iterdir()} == set(remote.names())
+    for file in (path, best):
+        assert (tmp_path / "other" / file.name).read_bytes() == file.read_bytes()
+        assert read_checksum(tmp_path / "other" / file.name) == read_checksum(file)
+    assert {entry.name for entry in (tmp_path / "other").iterdir()} == set(remote.names())
     monkeypatch.setattr(RemoteFolder, "upload", lambda self, path: pytest.fail(f"{path} again"))
     mirror(tmp_path / "run", remote)
 

@@ -30,8 +30,11 @@ def reference(frames: Sequence[Frame]) -> dict[str, Tensor]:
     metric = MeanAveragePrecision(backend="faster_coco_eval", class_metrics=True)
     metric.warn_on_many_detections = False
     metric.update(
-        [{"boxes": one.boxes, "scores": one.scores, "labels": one.labels} for one, _ in frames],
-        [{"boxes": one.boxes, "labels": one.labels} for _, one in frames],
+        [
+            {"boxes": detections.boxes, "scores": detections.scores, "labels": detections.labels}
+            for detections, _ in frames
+        ],
+        [{"boxes": truth.boxes, "labels": truth.labels} for _, truth in frames],
     )
     result: dict[str, Tensor] = metric.compute()
     return result
@@ -55,13 +58,13 @@ def random_frames(seed: int, frames: int = 12, months: Sequence[int] = (0,), dig
         labels = torch.tensor([0, 1, 3])[torch.randint(0, 3, (count,), generator=generator)]
         extra = 230 if number == 3 else int(torch.randint(0, 6, (), generator=generator))
         shift = torch.randn(2 * count, 2, generator=generator).repeat(1, 2) * 3
-        found = torch.cat([boxes.repeat(2, 1) + shift, random_boxes(extra, generator)])
+        detected_boxes = torch.cat([boxes.repeat(2, 1) + shift, random_boxes(extra, generator)])
         classes = torch.randint(0, 2 if number == 3 else 4, (extra,), generator=generator)
         scores = torch.rand(2 * count + extra, generator=generator).round(decimals=digits)
         name, month = str(number), months[number % len(months)]
         result.append(
             (
-                prediction(name, found, scores, torch.cat([labels, labels, classes])),
+                prediction(name, detected_boxes, scores, torch.cat([labels, labels, classes])),
                 target(name, boxes, labels, month),
             )
         )
@@ -71,9 +74,10 @@ def random_frames(seed: int, frames: int = 12, months: Sequence[int] = (0,), dig
 @st.composite
 def small_boxes(draw: st.DrawFn) -> list[float]:
     """Boxes on a coarse grid with many equal boxes and IoUs, some with zero or negative area."""
-    left, top = draw(st.integers(0, 6)), draw(st.integers(0, 6))
+    x_min = draw(st.integers(0, 6))
+    y_min = draw(st.integers(0, 6))
     width, height = draw(st.integers(-1, 6)), draw(st.integers(0, 6))
-    return [10.0 * left, 10.0 * top, 10.0 * (left + width), 10.0 * (top + height)]
+    return [10.0 * x_min, 10.0 * y_min, 10.0 * (x_min + width), 10.0 * (y_min + height)]
 
 
 @st.composite
@@ -81,12 +85,17 @@ def drawn_frames(draw: st.DrawFn) -> list[Frame]:
     """A few frames with few distinct scores and classes."""
     frames = []
     for number in range(draw(st.integers(0, 4))):
-        found = draw(st.lists(st.tuples(small_boxes(), st.integers(1, 4), st.integers(0, 2)), max_size=14))
+        detections = draw(st.lists(st.tuples(small_boxes(), st.integers(1, 4), st.integers(0, 2)), max_size=14))
         truth = draw(st.lists(st.tuples(small_boxes(), st.integers(0, 2)), max_size=7))
         name = str(number)
         frames.append(
             (
-                prediction(name, [box for box, _, _ in found], [s / 4 for _, s, _ in found], [c for _, _, c in found]),
+                prediction(
+                    name,
+                    [box for box, _, _ in detections],
+                    [s / 4 for _, s, _ in detections],
+                    [c for _, _, c in detections],
+                ),
                 target(name, [box for box, _ in truth], [c for _, c in truth]),
             )
         )

@@ -22,16 +22,18 @@ def test_a_detection_has_the_files_own_numbers_and_a_corner_with_sides() -> None
 
 @pytest.mark.parametrize("ids", [["0012", "31"], ["7", "8"], [7, "8"], [7, "images/val/9"], [2**60, "\u0669"]])
 def test_ids_have_the_type_and_the_characters_of_the_file(ids: list[int | str], tmp_path: Path) -> None:
-    results = coco_results([found(str(one)) for one in ids], ids, (3, 44))
+    results = coco_results([found(str(image_id)) for image_id in ids], ids, (3, 44))
     write_coco_results(results, tmp_path / "predictions.json")
     read = json.loads((tmp_path / "predictions.json").read_text())
-    assert [(type(result["image_id"]), result["image_id"]) for result in read] == [(type(one), one) for one in ids]
+    assert [(type(result["image_id"]), result["image_id"]) for result in read] == [
+        (type(image_id), image_id) for image_id in ids
+    ]
 
 
 @pytest.mark.parametrize("ids", [["8"], ["1", "1"]], ids=["foreign", "repeated"])
 def test_wrong_images_are_an_error(ids: list[str]) -> None:
     with pytest.raises(ValueError, match=f"image id {ids[0]}: unknown id or second prediction"):
-        coco_results([found(one) for one in ids], [1, "2"], (3, 44))
+        coco_results([found(image_id) for image_id in ids], [1, "2"], (3, 44))
 
 
 @pytest.mark.parametrize("count", [0, 2])

@@ -50,7 +50,7 @@ def test_first_box_is_on_top() -> None:
 
 @pytest.mark.parametrize("box", [[100, 0, 140, 60], [380, 100, 399, 160]], ids=["top", "right"])
 def test_text_at_the_border_is_complete(box: list[float]) -> None:
-    usual, image = ((plotted(one, [0]) == 0).all(axis=2).sum() for one in ([100, 100, 140, 160], box))
+    usual, image = ((plotted(corners, [0]) == 0).all(axis=2).sum() for corners in ([100, 100, 140, 160], box))
     assert image > 0.9 * usual > 0
 
 
@@ -117,8 +117,15 @@ def test_original_frame_is_cut_out_of_the_letterboxed_image() -> None:
 @pytest.mark.parametrize(("height", "width"), [(288, 384), (384, 288), (64, 64), (37, 91), (300, 2)])
 def test_original_frame_has_the_shape_of_the_frame(height: int, width: int) -> None:
     placement = Letterbox.fit(height, width, ImageSize(64, 64))
-    one: Any = frame_batch(1)
+    source_batch: Any = frame_batch(1)
     batch = Batch(
-        one.images, one.boxes, one.labels, one.sample_index, one.image_ids, ((height, width),), (placement,), (True,)
+        source_batch.images,
+        source_batch.boxes,
+        source_batch.labels,
+        source_batch.sample_index,
+        source_batch.image_ids,
+        ((height, width),),
+        (placement,),
+        (True,),
     )
     assert original_frame(batch, 0).shape == (height, width)

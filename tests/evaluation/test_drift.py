@@ -31,7 +31,9 @@ SEPTEMBER = 202009
 
 
 def score(frames: Sequence[Frame]) -> DriftScores:
-    return drift_scores(match([one for one, _ in frames], [one for _, one in frames], len(CLASS_NAMES)))
+    return drift_scores(
+        match([detections for detections, _ in frames], [truth for _, truth in frames], len(CLASS_NAMES))
+    )
 
 
 def month_of(frames: Sequence[Frame], month: int) -> list[Frame]:
@@ -58,8 +60,8 @@ def perfect_share(month: int, right: int, wrong: int) -> list[Frame]:
     frames = []
     for number in range(right + wrong):
         name = f"{month}-{number}"
-        found = prediction(name, OBJECT, [0.9], [0]) if number < right else prediction(name)
-        frames.append((found, target(name, OBJECT, [0], month)))
+        detections = prediction(name, OBJECT, [0.9], [0]) if number < right else prediction(name)
+        frames.append((detections, target(name, OBJECT, [0], month)))
     return frames
 
 
@@ -67,18 +69,20 @@ def perfect_share(month: int, right: int, wrong: int) -> list[Frame]:
 @pytest.mark.parametrize("months", [[*EIGHT, SEPTEMBER], EIGHT[:3]], ids=["all", "some"])
 def test_scores_are_what_the_organisers_script_computes(months: list[int], digits: int) -> None:
     frames = random_frames(7, frames=36, months=months, digits=digits)
-    ours, expected = organisers_scores(score(frames)), as_the_organisers(frames)
-    assert list(ours) == list(expected)
+    scores = organisers_scores(score(frames))
+    expected = as_the_organisers(frames)
+    assert list(scores) == list(expected)
     for name, value in expected.items():
-        assert ours[name] == pytest.approx(value, abs=1e-6), name
+        assert scores[name] == pytest.approx(value, abs=1e-6), name
 
 
 def test_a_month_with_frames_but_without_labels_is_as_in_the_organisers_script() -> None:
     frames = [*random_frames(7, months=EIGHT[:2]), (prediction("x", OBJECT, [0.5], [1]), target("x", month=EIGHT[2]))]
-    ours, expected = organisers_scores(score(frames)), as_the_organisers(frames)
-    assert ours["mar_map_per_class"] == expected["mar_map_per_class"] == [-1]
-    assert ours["mar_map_50"] == -1
-    assert ours["global_map_con"] == pytest.approx(expected["global_map_con"], abs=1e-6)
+    scores = organisers_scores(score(frames))
+    expected = as_the_organisers(frames)
+    assert scores["mar_map_per_class"] == expected["mar_map_per_class"] == [-1]
+    assert scores["mar_map_50"] == -1
+    assert scores["global_map_con"] == pytest.approx(expected["global_map_con"], abs=1e-6)
 
 
 def test_hand_computed_variation_and_balance() -> None:

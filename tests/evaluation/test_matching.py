@@ -12,14 +12,14 @@ ALL = (1 << len(IOU_THRESHOLDS)) - 1
 AT_50 = 1
 
 
-def matched(found: Prediction, truth: Target) -> Matches:
+def matched(detections: Prediction, truth: Target) -> Matches:
     """Return the matches without the bits of error types."""
-    matches = match([found], [truth], len(CLASS_NAMES))
+    matches = match([detections], [truth], len(CLASS_NAMES))
     return replace(matches, hits=matches.hits & ALL)
 
 
-def hits_at_50(found: Prediction, truth: Target) -> list[bool]:
-    return [bool(bits & AT_50) for bits in matched(found, truth).hits.tolist()]
+def hits_at_50(detections: Prediction, truth: Target) -> list[bool]:
+    return [bool(bits & AT_50) for bits in matched(detections, truth).hits.tolist()]
 
 
 def test_overlap_decides_at_which_thresholds_a_detection_is_right() -> None:
@@ -41,21 +41,21 @@ def test_thresholds_are_rounded_as_torchmetrics_rounds_them() -> None:
 def test_a_detection_takes_what_it_overlaps_most() -> None:
     """The better detection takes the far object; the other one overlaps the near object only and takes that."""
     objects = [[0, 0, 100, 100], [20, 0, 120, 100]]
-    found = prediction("a", [[18, 0, 118, 100], [-20, 0, 80, 100]], [0.9, 0.5], [0, 0])
-    assert hits_at_50(found, target("a", objects, [0, 0])) == [True, True]
+    detections = prediction("a", [[18, 0, 118, 100], [-20, 0, 80, 100]], [0.9, 0.5], [0, 0])
+    assert hits_at_50(detections, target("a", objects, [0, 0])) == [True, True]
 
 
 def test_of_equal_overlaps_the_last_object_is_taken() -> None:
     """The first detection has equal IoUs; the other detection is correct only if the first takes the second object."""
     objects = [[0, 0, 100, 100], [20, 0, 120, 100]]
-    found = prediction("a", [[10, 0, 110, 100], [-30, 0, 70, 100]], [0.9, 0.5], [0, 0])
-    assert hits_at_50(found, target("a", objects, [0, 0])) == [True, True]
-    assert hits_at_50(found, target("a", objects[::-1], [0, 0])) == [True, False]
+    detections = prediction("a", [[10, 0, 110, 100], [-30, 0, 70, 100]], [0.9, 0.5], [0, 0])
+    assert hits_at_50(detections, target("a", objects, [0, 0])) == [True, True]
+    assert hits_at_50(detections, target("a", objects[::-1], [0, 0])) == [True, False]
 
 
 def test_an_object_taken_at_a_low_threshold_is_free_at_a_higher_one() -> None:
-    found = prediction("a", [[0, 0, 62, 100], [0, 0, 95, 100]], [0.9, 0.5], [0, 0])
-    assert matched(found, target("a", OBJECT, [0])).hits.tolist() == [0b111, ALL & ~0b111]
+    detections = prediction("a", [[0, 0, 62, 100], [0, 0, 95, 100]], [0.9, 0.5], [0, 0])
+    assert matched(detections, target("a", OBJECT, [0])).hits.tolist() == [0b111, ALL & ~0b111]
 
 
 def test_detections_go_by_frame_class_and_rank() -> None:
@@ -73,8 +73,8 @@ def test_detections_go_by_frame_class_and_rank() -> None:
 @pytest.mark.parametrize(("labels", "counted"), [([0] * 101, 100), ([1] * 100 + [0], 101)])
 def test_a_hundred_detections_per_class_count_not_per_frame(labels: list[int], counted: int) -> None:
     alarms = torch.cat([OBJECT + 200 + number for number in range(100)])
-    found = prediction("a", torch.cat([alarms, OBJECT]), [0.9] * 100 + [0.5], labels)
-    matches = matched(found, target("a", OBJECT, [0]))
+    detections = prediction("a", torch.cat([alarms, OBJECT]), [0.9] * 100 + [0.5], labels)
+    matches = matched(detections, target("a", OBJECT, [0]))
     assert len(matches.hits) == counted
     assert bool((matches.hits & AT_50).any()) == (counted == 101)
 
@@ -95,9 +95,10 @@ def test_boxes_without_area_touch_nothing() -> None:
 
 def test_frames_matched_together_or_apart_are_the_same() -> None:
     frames = random_frames(3, months=(202101, 202005))
-    found, truth = [one for one, _ in frames], [one for _, one in frames]
-    together = match(found, truth, 4)
-    apart = Matches.join([match(found[at : at + 5], truth[at : at + 5], 4) for at in range(0, len(frames), 5)])
+    predictions = [detections for detections, _ in frames]
+    truth = [objects for _, objects in frames]
+    together = match(predictions, truth, 4)
+    apart = Matches.join([match(predictions[at : at + 5], truth[at : at + 5], 4) for at in range(0, len(frames), 5)])
     assert together.months.tolist() == [202101, 202005] * 6
     for name in Matches.names():
         np.testing.assert_array_equal(getattr(apart, name), getattr(together, name), strict=True)

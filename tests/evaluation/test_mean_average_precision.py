@@ -31,15 +31,15 @@ def frames_of(seed: int, count: int = 12, digits: int = 9, crowds: bool = False,
         labels = torch.randint(0, 3, (objects,), generator=generator)
         extra = 230 if number == 3 else 0 if number in (5, 6) else int(torch.randint(0, 6, (), generator=generator))
         shift = torch.randn(2 * objects, 2, generator=generator).repeat(1, 2) * 3
-        found = torch.cat([boxes.repeat(2, 1) + shift, random_boxes(extra, generator)])
+        detected_boxes = torch.cat([boxes.repeat(2, 1) + shift, random_boxes(extra, generator)])
         guesses = torch.cat([labels, labels, torch.randint(0, 2 if number == 3 else 4, (extra,), generator=generator)])
-        scores = torch.rand(len(found), generator=generator).round(decimals=digits)
+        scores = torch.rand(len(detected_boxes), generator=generator).round(decimals=digits)
         target = {"boxes": boxes, "labels": names[labels]}
         if crowds:
             target["iscrowd"] = (torch.rand(objects, generator=generator) < 0.3).long()
         if areas:
             target["area"] = (boxes[:, 2] - boxes[:, 0]) * torch.randint(0, 90, (objects,), generator=generator)
-        frames.append(({"boxes": found, "scores": scores, "labels": names[guesses]}, target))
+        frames.append(({"boxes": detected_boxes, "scores": scores, "labels": names[guesses]}, target))
     return frames
 
 
@@ -47,17 +47,19 @@ def filled(metric: Any, frames: Sequence[Frame], batch: int = 5) -> Any:
     metric.warn_on_many_detections = False
     for start in range(0, len(frames), batch):
         part = frames[start : start + batch]
-        metric.update([one for one, _ in part], [one for _, one in part])
+        metric.update([detections for detections, _ in part], [truth for _, truth in part])
     return metric
 
 
 def assert_as_torchmetrics(frames: Sequence[Frame], **options: Any) -> dict[str, Tensor]:
     expected = filled(Reference(backend="faster_coco_eval", **options), frames).compute()
-    found: dict[str, Tensor] = filled(MeanAveragePrecision(**options), frames).compute()
-    assert found.keys() == expected.keys()
+    scores: dict[str, Tensor] = filled(MeanAveragePrecision(**options), frames).compute()
+    assert scores.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
-    return found
+        torch.testing.assert_close(
+            scores[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    return scores
 
 
 @pytest.mark.parametrize("digits", [9, 1], ids=["distinct", "ties"])
@@ -65,8 +67,8 @@ def assert_as_torchmetrics(frames: Sequence[Frame], **options: Any) -> dict[str,
 def test_scores_are_those_of_torchmetrics(crowds: bool, digits: int) -> None:
     for seed in range(2):
         frames = frames_of(seed, digits=digits, crowds=crowds, areas=seed == 1)
-        found = assert_as_torchmetrics(frames, class_metrics=True)
-        sizes = [float(found[f"map_{size}"]) for size in ("small", "medium", "large")]
+        scores = assert_as_torchmetrics(frames, class_metrics=True)
+        sizes = [float(scores[f"map_{size}"]) for size in ("small", "medium", "large")]
         assert all(0.005 < value < 0.95 for value in sizes), sizes
 
 
@@ -92,13 +94,13 @@ def drawn(draw: st.DrawFn) -> list[Frame]:
     """A few images on a coarse grid with many equal boxes, scores and IoUs, crowds and boxes without area."""
     frames = []
     for _ in range(draw(st.integers(1, 3))):
-        found = draw(st.lists(st.tuples(small_boxes(), st.integers(1, 4), st.integers(0, 2)), max_size=12))
+        detected = draw(st.lists(st.tuples(small_boxes(), st.integers(1, 4), st.integers(0, 2)), max_size=12))
         truth = draw(st.lists(st.tuples(small_boxes(), st.integers(0, 2), st.integers(0, 1)), max_size=7))
-        boxes = [torch.tensor([box for box, _, _ in part]).reshape(-1, 4) for part in (found, truth)]
+        boxes = [torch.tensor([box for box, _, _ in part]).reshape(-1, 4) for part in (detected, truth)]
         corners = boxes[1].split(2, 1)  # an annotated box with a negative size is an error here
         boxes[1] = torch.cat([corners[0].minimum(corners[1]), corners[0].maximum(corners[1])], 1)
-        numbers = [torch.tensor([number for _, number, _ in part]) for part in (found, truth)]
-        lasts = [torch.tensor([last for _, _, last in part]).long() for part in (found, truth)]
+        numbers = [torch.tensor([number for _, number, _ in part]) for part in (detected, truth)]
+        lasts = [torch.tensor([last for _, _, last in part]).long() for part in (detected, truth)]
         detections = {"boxes": boxes[0], "scores": numbers[0] / 4, "labels": lasts[0]}
         frames.append((detections, {"boxes": boxes[1], "labels": numbers[1].long(), "iscrowd": lasts[1]}))
     return frames
@@ -108,23 +110,23 @@ def drawn(draw: st.DrawFn) -> list[Frame]:
 @settings(max_examples=40)
 @given(frames=drawn())
 def test_scores_of_any_images_are_those_of_torchmetrics(frames: list[Frame]) -> None:
-    if any(len(one["labels"]) for frame in frames for one in frame):  # torchmetrics fails without any label
+    if any(len(labelled["labels"]) for frame in frames for labelled in frame):  # torchmetrics fails without any label
         assert_as_torchmetrics(frames, class_metrics=True)
 
 
 def test_nothing_annotated_is_minus_one() -> None:
     empty = {"boxes": torch.zeros(0, 4), "scores": torch.zeros(0), "labels": torch.zeros(0, dtype=torch.long)}
     for frames in ([], [(empty, empty)]):
-        found = filled(MeanAveragePrecision(), frames).compute()
-        assert all(float(value) == -1 for name, value in found.items() if name != "classes")
+        scores = filled(MeanAveragePrecision(), frames).compute()
+        assert all(float(value) == -1 for name, value in scores.items() if name != "classes")
 
 
 def test_forward_returns_the_scores_of_the_batch_and_adds_it() -> None:
     frames = frames_of(3)
     metric = MeanAveragePrecision()
     for part in (frames[:6], frames[6:]):
-        found = metric([one for one, _ in part], [one for _, one in part])
-        torch.testing.assert_close(found, filled(MeanAveragePrecision(), part).compute())
+        scores = metric([detections for detections, _ in part], [truth for _, truth in part])
+        torch.testing.assert_close(scores, filled(MeanAveragePrecision(), part).compute())
     torch.testing.assert_close(metric.compute(), filled(MeanAveragePrecision(), frames).compute())
     metric.reset()
     assert not metric.detection_boxes
@@ -160,14 +162,14 @@ def test_wrong_arguments() -> None:
 
 
 def test_wrong_images() -> None:
-    ((found, truth),) = frames_of(0, count=1)
+    ((detections, truth),) = frames_of(0, count=1)
     metric = MeanAveragePrecision()
     for preds, target, message in (
-        ([found], [], "must have the same length, got 1 and 0"),
+        ([detections], [], "must have the same length, got 1 and 0"),
         ([truth], [truth], r"preds\[0\] must contain the tensor 'scores'"),
-        ([found | {"scores": found["scores"][:1]}], [truth], r"preds\[0\]\['scores'\] must have shape"),
-        ([found], [truth | {"boxes": torch.zeros(2, 5)}], r"target\[0\]\['boxes'\] must have shape \(N, 4\)"),
-        ([found | {"labels": found["labels"].float()}], [truth], "must be integers"),
+        ([detections | {"scores": detections["scores"][:1]}], [truth], r"preds\[0\]\['scores'\] must have shape"),
+        ([detections], [truth | {"boxes": torch.zeros(2, 5)}], r"target\[0\]\['boxes'\] must have shape \(N, 4\)"),
+        ([detections | {"labels": detections["labels"].float()}], [truth], "must be integers"),
     ):
         with pytest.raises(ValueError, match=message):
             metric.update(preds, target)
@@ -177,11 +179,11 @@ def synchronise(rank: int, port: int, shares: list[list[Frame]]) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=len(shares)
     )
-    found = filled(MeanAveragePrecision(class_metrics=True), shares[rank]).compute()
+    scores = filled(MeanAveragePrecision(class_metrics=True), shares[rank]).compute()
     all_frames = [frame for share in shares for frame in share]
     whole = filled(Reference(backend="faster_coco_eval", class_metrics=True, sync_on_compute=False), all_frames)
     for name, value in whole.compute().items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
+        torch.testing.assert_close(scores[name], value, rtol=0, atol=1e-6)
     torch.distributed.destroy_process_group()
 
 

@@ -35,7 +35,7 @@ def matches_of(*months: tuple[int, list[str]]) -> Matches:
 def test_each_detection_has_its_error_type() -> None:
     matches = matches_of((202005, ["correct", "again", "background"]), (202005, ["shifted", "confused"]))
     hits = matches.hits
-    flags = [(bool(one & 1), *(bool(one & bit) for bit in (LOCALIZED, DUPLICATE, BACKGROUND))) for one in hits]
+    flags = [(bool(bits & 1), *(bool(bits & bit) for bit in (LOCALIZED, DUPLICATE, BACKGROUND))) for bits in hits]
     assert flags == [
         (True, True, False, False),  # correct
         (False, False, True, False),  # again
@@ -58,10 +58,10 @@ def test_each_detection_has_its_error_type() -> None:
 def test_only_the_condition_of_the_error_raises_the_score(names: list[str], condition: str) -> None:
     # The correct detection of the second frame has a lower score than the error, which shows the cost of the error.
     matches = matches_of((202005, names), (202005, ["confused", "correct"]))
-    first, *others = list(oracles(matches, NAMES).items())[:4]
+    first, *corrected = list(oracles(matches, NAMES).items())[:4]
     assert first[0] == "as it is"
     usual = first[1]
-    gains = {name: scores.balanced - usual.balanced for name, scores in others}
+    gains = {name: scores.balanced - usual.balanced for name, scores in corrected}
     assert usual.variation is None
     assert gains[condition] > 0.01
     assert max(gains, key=gains.__getitem__) == condition

@@ -14,21 +14,22 @@ from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
 
 
 def record_of(frames: list[Frame], **numbers: int) -> EvaluationRecord:
-    found, truth = [one for one, _ in frames], [one for _, one in frames]
+    predictions = [detections for detections, _ in frames]
+    truth = [objects for _, objects in frames]
     classes = len(CLASS_NAMES)
     return EvaluationRecord(
         "test",
         tuple(CLASS_NAMES),
-        tuple(one.image_id for one in truth),
-        match(found, truth, classes),
-        match_as_ultralytics(found, truth, classes),
+        tuple(objects.image_id for objects in truth),
+        match(predictions, truth, classes),
+        match_as_ultralytics(predictions, truth, classes),
         **numbers,
     )
 
 
-def assert_same(one: FrameRecords, other: FrameRecords) -> None:
-    for name in one.names():
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), strict=True)
+def assert_same(records: FrameRecords, other: FrameRecords) -> None:
+    for name in records.names():
+        np.testing.assert_array_equal(getattr(records, name), getattr(other, name), strict=True)
 
 
 @pytest.fixture
@@ -102,8 +103,8 @@ def test_flipped_bytes_are_refused_or_do_no_harm(saved: Path) -> None:
 )
 def test_file_of_another_content_is_refused(saved: Path, name: str, content: np.ndarray) -> None:  # type: ignore[type-arg]
     with np.load(saved) as arrays:
-        others = dict(arrays)
-    np.savez(saved, **(others | {name: content}))
+        stored = dict(arrays)
+    np.savez(saved, **(stored | {name: content}))
     with pytest.raises(ValueError, match=r"test.npz is not a complete evaluation record"):
         EvaluationRecord.load(saved)
 
@@ -121,7 +122,7 @@ def test_collection_holds_ids_and_both_matches_without_repeats() -> None:
     frames = random_frames(9, frames=20)
     collection = EvaluationCollection(len(CLASS_NAMES))
     for part in (frames[:6], frames[6:], frames[4:9]):  # the last batch repeats frames, as a distributed sampler does
-        collection.update([one for one, _ in part], [one for _, one in part])
+        collection.update([detections for detections, _ in part], [truth for _, truth in part])
     collected, expected = collection.compute("val", CLASS_NAMES), record_of(frames)
     assert collected.image_ids == expected.image_ids
     assert_same(collected.matches, expected.matches)
@@ -132,11 +133,11 @@ def test_collection_of_several_ranks_has_the_order_of_a_single_process(monkeypat
     """Each update is split over two ranks; the second rank repeats a frame of the first one."""
     frames = random_frames(9, frames=9)
     ranks: list[Any] = []
-    monkeypatch.setattr(record, "gather", lambda own: ranks.append(own) or list(ranks))
+    monkeypatch.setattr(record, "gather", lambda of_rank: ranks.append(of_rank) or list(ranks))
     for slices in ((frames[:2], frames[4:7]), (frames[2:4], [*frames[7:], frames[0]])):
         collection = EvaluationCollection(len(CLASS_NAMES))
         for part in slices:
-            collection.update([one for one, _ in part], [one for _, one in part])
+            collection.update([detections for detections, _ in part], [truth for _, truth in part])
         collected = collection.compute("val", CLASS_NAMES)
     expected = record_of(frames)
     assert collected.image_ids == expected.image_ids

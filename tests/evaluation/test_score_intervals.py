@@ -17,7 +17,7 @@ MONTHS = (202101, 202102, 202006)
 
 
 def matched(frames: list[Frame]) -> Matches:
-    return match([one for one, _ in frames], [one for _, one in frames], CLASSES)
+    return match([detections for detections, _ in frames], [truth for _, truth in frames], CLASSES)
 
 
 def split(clips: int, right: list[float]) -> tuple[Matches, list[str]]:
@@ -39,29 +39,29 @@ def test_repeated_frames_score_as_in_a_split_that_contains_them_repeatedly(digit
     counts = np.random.default_rng(0).integers(0, most, len(frames))
     repeated = [frame for frame, count in zip(frames, counts, strict=True) for _ in range(count)]
     renamed = [
-        (structs.replace(one, image_id=str(at)), replace(truth, image_id=str(at)))
-        for at, (one, truth) in enumerate(repeated)
+        (structs.replace(detections, image_id=str(at)), replace(truth, image_id=str(at)))
+        for at, (detections, truth) in enumerate(repeated)
     ]
     expected = drift_scores(matched(renamed)).overall.precision[AT_50]
     matches = matched(frames)
-    ours = [one(counts) for one in precision_of_classes(RankedDetections.of(matches))]
-    np.testing.assert_allclose(np.nan_to_num(ours, nan=-1), expected, atol=1e-9)
+    precisions = [precision(counts) for precision in precision_of_classes(RankedDetections.of(matches))]
+    np.testing.assert_allclose(np.nan_to_num(precisions, nan=-1), expected, atol=1e-9)
 
 
 def test_clips_without_differences_give_intervals_without_width() -> None:
     matches, ids = split(5, [1.0, 1.0, 1.0])
-    found = bootstrap(matches, ids, 20)
+    resampled = bootstrap(matches, ids, 20)
     months = {f"map_50/{month}": (1, 1, 1) for month in ("2020-06", "2021-01", "2021-02")}
-    assert found.intervals() == {"map_50": (1, 1, 1), "cov": (0, 0, 0), "balanced": (1, 1, 1)} | months
-    assert found.single_clips == ()
+    assert resampled.intervals() == {"map_50": (1, 1, 1), "cov": (0, 0, 0), "balanced": (1, 1, 1)} | months
+    assert resampled.single_clips == ()
 
 
 def test_interval_contains_the_score_of_the_month_and_narrows_with_more_clips() -> None:
     widths = []
     for clips in (4, 40):
         matches, ids = split(clips, [0.5, 0.75, 1.0])
-        found = bootstrap(matches, ids, 200).intervals()
-        low, _, high = found["map_50/2021-01"]
+        intervals = bootstrap(matches, ids, 200).intervals()
+        low, _, high = intervals["map_50/2021-01"]
         measured = drift_scores(matches).monthly[202101].scalars()["map_50"]
         assert low <= measured <= high
         widths.append(high - low)
@@ -70,13 +70,13 @@ def test_interval_contains_the_score_of_the_month_and_narrows_with_more_clips() 
 
 def test_seed_decides_and_a_larger_confidence_is_wider() -> None:
     matches, ids = split(6, [0.5, 0.5, 1.0])
-    one, same, other = (bootstrap(matches, ids, 100, seed) for seed in (3, 3, 4))
-    assert all(np.array_equal(one.values[name], same.values[name]) for name in one.values)
-    assert not np.array_equal(one.values["balanced"], other.values["balanced"])
-    low, median, high = one.intervals(0.5)["balanced"]
-    lowest, _, highest = one.intervals(0.99)["balanced"]
+    first, same, other = (bootstrap(matches, ids, 100, seed) for seed in (3, 3, 4))
+    assert all(np.array_equal(first.values[name], same.values[name]) for name in first.values)
+    assert not np.array_equal(first.values["balanced"], other.values["balanced"])
+    low, median, high = first.intervals(0.5)["balanced"]
+    lowest, _, highest = first.intervals(0.99)["balanced"]
     assert lowest < low <= median <= high < highest
-    named = limits(one)
+    named = limits(first)
     assert named["balanced_low"] < named["balanced_high"]
     assert {"map_50_low", "map_50_low/2021-01", "cov_high"} <= named.keys()
 
@@ -87,15 +87,15 @@ def test_a_month_with_one_clip_is_reported_and_frames_of_other_datasets_are_clip
     frames = [
         (prediction(str(at), OBJECT + 500 * (at % 2), [0.5], [0]), target(str(at), OBJECT, [0], 0)) for at in range(8)
     ]
-    found = bootstrap(matched(frames), [str(at) for at in range(8)], 50)
-    assert set(found.values) == {"map_50", "cov", "balanced"}
-    assert np.isnan(found.values["cov"]).all()
-    assert found.values["map_50"].std() > 0
-    assert "cov_low" not in limits(found)
+    resampled = bootstrap(matched(frames), [str(at) for at in range(8)], 50)
+    assert set(resampled.values) == {"map_50", "cov", "balanced"}
+    assert np.isnan(resampled.values["cov"]).all()
+    assert resampled.values["map_50"].std() > 0
+    assert "cov_low" not in limits(resampled)
 
 
 def test_no_objects_give_no_interval() -> None:
-    found = bootstrap(matched([(prediction("a", OBJECT, [0.5], [0]), target("a"))]), ["a"], 3)
-    assert np.isnan(found.values["map_50"]).all()
-    assert limits(found) == {}
+    resampled = bootstrap(matched([(prediction("a", OBJECT, [0.5], [0]), target("a"))]), ["a"], 3)
+    assert np.isnan(resampled.values["map_50"]).all()
+    assert limits(resampled) == {}
     assert bootstrap(matched([]), [], 2).values["map_50"].shape == (2,)

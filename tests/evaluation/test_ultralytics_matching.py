@@ -18,7 +18,7 @@ CLASSES = len(CLASS_NAMES)
 
 
 def matched(frames: Sequence[Frame]) -> UltralyticsMatches:
-    return match_as_ultralytics([one for one, _ in frames], [one for _, one in frames], CLASSES)
+    return match_as_ultralytics([detections for detections, _ in frames], [truth for _, truth in frames], CLASSES)
 
 
 class Matcher(BaseValidator):
@@ -29,9 +29,9 @@ class Matcher(BaseValidator):
 
 
 def best_first(frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
-    found = frame[0]
-    order = torch.argsort(-found.scores, stable=True)
-    return found.boxes[order], found.scores[order], found.labels[order]
+    detections = frame[0]
+    order = torch.argsort(-detections.scores, stable=True)
+    return detections.boxes[order], detections.scores[order], detections.labels[order]
 
 
 def their_hits(frame: Frame) -> list[int]:
@@ -59,12 +59,12 @@ def their_confusion(frames: Sequence[Frame]) -> list[list[float]]:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_matches_of_random_frames_are_theirs(seed: int, digits: int) -> None:
     frames = random_frames(seed, frames=30, digits=digits)
-    ours = matched(frames)
-    assert int((ours.hits > 0).sum()) > 20, "the case is too easy"
-    assert ours.hits.tolist() == [bits for frame in frames for bits in their_hits(frame)]
-    assert ours.scores.tolist() == torch.cat([best_first(frame)[1] for frame in frames]).tolist()
-    assert ours.counts.tolist() == [len(found.labels) for found, _ in frames]
-    confusion = ours.confusion()
+    matches = matched(frames)
+    assert int((matches.hits > 0).sum()) > 20, "the case is too easy"
+    assert matches.hits.tolist() == [bits for frame in frames for bits in their_hits(frame)]
+    assert matches.scores.tolist() == torch.cat([best_first(frame)[1] for frame in frames]).tolist()
+    assert matches.counts.tolist() == [len(detections.labels) for detections, _ in frames]
+    confusion = matches.confusion()
     assert np.count_nonzero(confusion - np.diag(confusion.diagonal())) > 6
     assert confusion.tolist() == their_confusion(frames)
 
@@ -72,9 +72,9 @@ def test_matches_of_random_frames_are_theirs(seed: int, digits: int) -> None:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(frames=drawn_frames())
 def test_matches_of_any_frames_are_theirs(frames: list[Frame]) -> None:
-    ours = matched(frames)
-    assert ours.hits.tolist() == [bits for frame in frames for bits in their_hits(frame)]
-    assert ours.confusion().tolist() == their_confusion(frames)
+    matches = matched(frames)
+    assert matches.hits.tolist() == [bits for frame in frames for bits in their_hits(frame)]
+    assert matches.confusion().tolist() == their_confusion(frames)
 
 
 def test_every_detection_of_a_class_counts() -> None:

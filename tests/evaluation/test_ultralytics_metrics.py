@@ -25,7 +25,9 @@ NAMES = {f"ultralytics_{name}" for name in ("precision", "recall", "f1", "map_50
 
 
 def matched(frames: Sequence[Frame]) -> UltralyticsMatches:
-    return match_as_ultralytics([one for one, _ in frames], [one for _, one in frames], len(CLASS_NAMES))
+    return match_as_ultralytics(
+        [detections for detections, _ in frames], [truth for _, truth in frames], len(CLASS_NAMES)
+    )
 
 
 def theirs(matches: UltralyticsMatches) -> tuple[Any, ...]:
@@ -41,28 +43,28 @@ def theirs(matches: UltralyticsMatches) -> tuple[Any, ...]:
 
 
 def assert_as_theirs(matches: UltralyticsMatches) -> UltralyticsScores:
-    ours = ultralytics_scores(matches)
+    scores = ultralytics_scores(matches)
     _, _, precision, recall, f1, ap, labels, p_curve, r_curve, f1_curve, grid, by_recall = theirs(matches)
     close = partial(np.testing.assert_allclose, rtol=0, atol=1e-9)
-    assert ours.labels.tolist() == labels.tolist()
+    assert scores.labels.tolist() == labels.tolist()
     close(GRID, grid)
-    close(ours.average_precision, ap)
-    close(ours.precision_by_score, p_curve)
-    close(ours.recall_by_score, r_curve)
-    close(ours.f1_by_score(), f1_curve)
+    close(scores.average_precision, ap)
+    close(scores.precision_by_score, p_curve)
+    close(scores.recall_by_score, r_curve)
+    close(scores.f1_by_score(), f1_curve)
     if len(labels):
-        close(ours.precision_by_recall, by_recall)
+        close(scores.precision_by_recall, by_recall)
     for row, label in enumerate(labels.tolist()):
         expected = [precision[row], recall[row], f1[row], ap[row, 0], ap[row].mean()]
-        close(list(ours.of_class(label).values()), expected)
-    return ours
+        close(list(scores.of_class(label).values()), expected)
+    return scores
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_numbers_and_curves_are_theirs(seed: int) -> None:
-    ours = assert_as_theirs(matched(random_frames(seed, frames=20)))
-    assert 0.1 < ours.scalars()["ultralytics_map"] < 0.9, "the case is too easy"
-    assert 0.1 < ours.scalars()["ultralytics_f1"] < 0.95
+    scores = assert_as_theirs(matched(random_frames(seed, frames=20)))
+    assert 0.1 < scores.scalars()["ultralytics_map"] < 0.9, "the case is too easy"
+    assert 0.1 < scores.scalars()["ultralytics_f1"] < 0.95
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -75,22 +77,24 @@ def test_numbers_of_any_frames_are_theirs(frames: list[Frame]) -> None:
 
 
 def test_scalars_are_means_of_the_annotated_classes() -> None:
-    ours = ultralytics_scores(matched(random_frames(2)))
-    of_classes = [ours.of_class(label) for label in ours.labels.tolist()]
-    assert ours.scalars() == pytest.approx({name: np.mean([one[name] for one in of_classes]) for name in NAMES})
-    assert 2 not in ours.labels  # predicted, never annotated
+    scores = ultralytics_scores(matched(random_frames(2)))
+    of_classes = [scores.of_class(label) for label in scores.labels.tolist()]
+    assert scores.scalars() == pytest.approx(
+        {name: np.mean([of_class[name] for of_class in of_classes]) for name in NAMES}
+    )
+    assert 2 not in scores.labels  # predicted, never annotated
 
 
 def test_precision_recall_and_f1_belong_to_the_matching_of_map_50() -> None:
     """The clipped box is correct, the box before clipping is not: Ultralytics' scores are 0, all others 1."""
     box = torch.tensor([[0.0, 0.0, 40.0, 30.0]])
     overhanging = torch.tensor([[-100.0, -100.0, 40.0, 30.0]])
-    found = Prediction("a", box, torch.tensor([0.9]), torch.tensor([0]), unclipped=overhanging)
+    detections = Prediction("a", box, torch.tensor([0.9]), torch.tensor([0]), unclipped=overhanging)
     truth = target("a", box.tolist(), [0])
-    assert threshold_curves(match([found], [truth], 1)).scalars() == {"precision": 1.0, "recall": 1.0, "f1": 1.0}
-    assert ultralytics_scores(match_as_ultralytics([found], [truth], 1)).scalars()["ultralytics_recall"] == 0
+    assert threshold_curves(match([detections], [truth], 1)).scalars() == {"precision": 1.0, "recall": 1.0, "f1": 1.0}
+    assert ultralytics_scores(match_as_ultralytics([detections], [truth], 1)).scalars()["ultralytics_recall"] == 0
 
 
 def test_nothing_annotated_is_minus_one() -> None:
-    ours = ultralytics_scores(matched([(prediction("a", OBJECT, [0.9], [0]), target("a"))]))
-    assert ours.scalars() == dict.fromkeys(NAMES, -1.0)
+    scores = ultralytics_scores(matched([(prediction("a", OBJECT, [0.9], [0]), target("a"))]))
+    assert scores.scalars() == dict.fromkeys(NAMES, -1.0)

@@ -45,26 +45,27 @@ def test_no_vendor_operator_in_training_or_evaluation(variant: str) -> None:
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_loss_and_gradients_equal_ultralytics_within_a_training(variant: str) -> None:
     torch.manual_seed(0)
-    theirs, batch = DetectionModel(f"{variant}.yaml", ch=3, nc=len(CLASS_NAMES), verbose=False), random_batch()
+    reference = DetectionModel(f"{variant}.yaml", ch=3, nc=len(CLASS_NAMES), verbose=False)
+    batch = random_batch()
     torch.manual_seed(0)
-    ours: Any = arrange(build_graph(variant, CLASS_NAMES), "native")
-    loss = DetectionLoss(ours)
-    theirs.args = SimpleNamespace(**GAINS, epochs=10)
-    criterion = theirs.init_criterion()
+    graph: Any = arrange(build_graph(variant, CLASS_NAMES), "native")
+    loss = DetectionLoss(graph)
+    reference.args = SimpleNamespace(**GAINS, epochs=10)
+    criterion = reference.init_criterion()
     for _ in range(3):
-        if has_one_to_one_branch(theirs):
+        if has_one_to_one_branch(reference):
             criterion.update()
     loss.set_epoch(3, 10)
-    total, parts = loss(ours.train()(as_input(batch)), batch)
+    total, parts = loss(graph.train()(as_input(batch)), batch)
     fields = {"batch_idx": batch.sample_index.float(), "cls": batch.labels.float()[:, None], "bboxes": batch.boxes}
-    expected, items = criterion(theirs.train()(as_input(batch)), fields)
+    expected, items = criterion(reference.train()(as_input(batch)), fields)
     total.sum().backward()
     expected.sum().backward()
     torch.testing.assert_close(total.sum(), expected.sum())
     assert parts == items
-    for (name, own), (_, other) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
-        assert (own.grad is None) == (other.grad is None), name
-        assert own.grad is None or torch.equal(own.grad, other.grad), name
+    for (name, parameter), (_, other) in zip(graph.named_parameters(), reference.named_parameters(), strict=True):
+        assert (parameter.grad is None) == (other.grad is None), name
+        assert parameter.grad is None or torch.equal(parameter.grad, other.grad), name
 
 
 def test_weights_of_branches_are_those_of_every_epoch_in_any_order() -> None:
@@ -104,8 +105,8 @@ def test_gray_equals_colour_and_folding_changes_nothing(variant: str) -> None:
     folded = FoldedGraph(graph)
     with torch.no_grad():
         expected, raw = graph(gray.expand(-1, 3, -1, -1))
-    for found in (graph(gray)[0], folded(gray)[0], FoldedGraph(graph, with_loss=False)(gray)[0]):
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    for actual in (graph(gray)[0], folded(gray)[0], FoldedGraph(graph, with_loss=False)(gray)[0]):
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
     if "one2one" in raw:
         assert folded(gray)[1].keys() == raw.keys()
     assert expected[:, 4:].amax() > 0.3, "the case shows nothing"
@@ -117,11 +118,11 @@ def test_both_layers_of_yolov9e_that_read_the_image_accept_gray() -> None:
     assert len(image_layers(graph)) == 2
 
 
-def assert_equal_up_to_ties(found: Tensor, expected: Tensor) -> None:
+def assert_equal_up_to_ties(actual: Tensor, expected: Tensor) -> None:
     """Compare `(B, N, 6)` detections; where scores differ by rounding, the order and the last rows may differ."""
-    torch.testing.assert_close(found[..., 4], expected[..., 4], rtol=1e-4, atol=1e-4)
-    for one, other in zip(found, expected, strict=True):
-        is_equal = torch.isclose(one[:, None], other, rtol=1e-4, atol=1e-3).all(2)
+    torch.testing.assert_close(actual[..., 4], expected[..., 4], rtol=1e-4, atol=1e-4)
+    for rows, other in zip(actual, expected, strict=True):
+        is_equal = torch.isclose(rows[:, None], other, rtol=1e-4, atol=1e-3).all(2)
         is_certain = other[:, 4] > other[-1, 4] + 1e-4
         assert is_certain.any()
         assert is_equal.any(0)[is_certain].all()
@@ -138,17 +139,17 @@ def test_one_to_one_boxes_equal_the_end_to_end_head_of_ultralytics(variant: str,
     with torch.no_grad():
         expected = graph(as_input(batch))[0]
     for network in folded:
-        found = best_boxes(network(as_input(batch))[0], 20, class_agnostic=class_agnostic)
-        assert_equal_up_to_ties(found, expected)
+        actual = best_boxes(network(as_input(batch))[0], 20, class_agnostic=class_agnostic)
+        assert_equal_up_to_ties(actual, expected)
     assert (expected[..., 4] > 0.3).sum() > 20, "the case shows nothing"
 
 
 def test_fewer_anchors_than_detections_leave_rows_empty() -> None:
     decoded = torch.rand(2, 7, 5, generator=torch.Generator().manual_seed(0))
-    found = best_boxes(decoded, 20)
-    assert found.shape == (2, 20, 6)
-    assert ((found[..., 4] > 0).sum(1) == 15).all()
-    assert not found[:, 15:, 4].any()
+    detections = best_boxes(decoded, 20)
+    assert detections.shape == (2, 20, 6)
+    assert ((detections[..., 4] > 0).sum(1) == 15).all()
+    assert not detections[:, 15:, 4].any()
 
 
 @pytest.mark.parametrize("variant", DUAL)
@@ -162,7 +163,7 @@ def test_module_evaluates_either_branch(variant: str) -> None:
         module.graph.load_state_dict(lively(variant).state_dict())
     modules[0].detections = replace(modules[0].detections, iou_threshold=1.0)
     with torch.no_grad():
-        found = [[one.boxes for one in module.eval().predict_step(batch, 0)] for module in modules]
+        boxes = [[prediction.boxes for prediction in module.eval().predict_step(batch, 0)] for module in modules]
     for folded in (False, True):
         module = modules[1]
         module._folded_graph = FoldedGraph(module.graph, one_to_one=True) if folded else None
@@ -170,5 +171,5 @@ def test_module_evaluates_either_branch(variant: str) -> None:
             raw = module._infer(batch.images)
             _, parts = module.detection_loss(raw, batch)
         assert set(parts) >= {"box_loss", "cls_loss"}
-        torch.testing.assert_close(module._predict(raw, batch)[0].boxes, found[1][0], rtol=1e-4, atol=1e-2)
-    assert found[0][0].shape != found[1][0].shape or not torch.equal(found[0][0], found[1][0])
+        torch.testing.assert_close(module._predict(raw, batch)[0].boxes, boxes[1][0], rtol=1e-4, atol=1e-2)
+    assert boxes[0][0].shape != boxes[1][0].shape or not torch.equal(boxes[0][0], boxes[1][0])

@@ -93,8 +93,9 @@ def test_network_with_background_begins_as_the_published_one_on_gray_frames(
         arrange(build_graph("yolov8n", CLASS_NAMES, weights=path, input_channels=n), "gemm").eval() for n in (3, 2)
     )
     with torch.no_grad():
-        expected, found = colour(frame.expand(1, 3, 64, 64))[0], pair(torch.cat((frame, difference), 1))[0]
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+        expected = colour(frame.expand(1, 3, 64, 64))[0]
+        actual = pair(torch.cat((frame, difference), 1))[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_network_that_took_over_weights_is_built_again_without_them(published: Callable[[list[str]], Path]) -> None:

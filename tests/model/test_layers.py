@@ -68,9 +68,9 @@ def train(graph: Any, batches: list[Tensor]) -> dict[str, Tensor]:
         sum(output[name].pow(2).mean() for name in ("boxes", "scores")).backward()
         seen |= {f"{step} output {name}": output[name].detach() for name in ("boxes", "scores")}
         seen |= {
-            f"{step} gradient {name}": one.grad.clone()
-            for name, one in graph.named_parameters()
-            if one.grad is not None
+            f"{step} gradient {name}": parameter.grad.clone()
+            for name, parameter in graph.named_parameters()
+            if parameter.grad is not None
         }
         optimizer.step()
         seen |= {f"{step} state {name}": value.clone() for name, value in graph.state_dict().items()}
@@ -81,9 +81,9 @@ def train(graph: Any, batches: list[Tensor]) -> dict[str, Tensor]:
 def test_three_steps_equal_ultralytics_in_float64(native: Any, arrangement: tuple[str, str]) -> None:
     batches = [images(seed=step) for step in range(3)]
     expected = train(copy.deepcopy(native), batches)
-    found = train(arranged(native, *arrangement), batches)
+    actual = train(arranged(native, *arrangement), batches)
     assert sum("gradient" in name for name in expected) > 500
-    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("convolution", ["native", "gemm"])
@@ -113,7 +113,7 @@ def test_an_arrangement_does_not_depend_on_the_one_before(native: Any) -> None:
     graph = copy.deepcopy(native)
     parameters = {name: id(parameter) for name, parameter in graph.named_parameters()}
     expected = {arrangement: kinds(arranged(native, *arrangement)) for arrangement in ARRANGEMENTS}
-    assert len({tuple(one) for one in expected.values()}) == 4
+    assert len({tuple(layers) for layers in expected.values()}) == 4
     for before, after in itertools.product(ARRANGEMENTS, ARRANGEMENTS):
         arrange(graph, *before)
         arrange(graph, *after)
@@ -125,7 +125,11 @@ def test_an_arrangement_does_not_depend_on_the_one_before(native: Any) -> None:
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=str)
 def test_restored_graph_is_ultralytics_own(native: Any, arrangement: tuple[str, str]) -> None:
     graph = arranged(native, *arrangement, make_plan(ConvolutionSettings(algorithm="autotune", autotune_budget_s=0.0)))
-    changed = [name for (name, kind), (_, own) in zip(kinds(graph), kinds(native), strict=False) if kind is not own]
+    changed = [
+        name
+        for (name, kind), (_, native_kind) in zip(kinds(graph), kinds(native), strict=False)
+        if kind is not native_kind
+    ]
     assert "model.0.conv" in changed
     restore(graph)
     assert kinds(graph) == kinds(native)
@@ -152,9 +156,9 @@ def test_block_with_another_activation_keeps_it(native: Any) -> None:
 
 def kept_bytes(graph: Any, batch: Tensor) -> int:
     """What a forward pass keeps for the backward pass besides parameters and buffers."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*graph.parameters(), *graph.buffers())}
+    network_addresses = {tensor.untyped_storage().data_ptr() for tensor in (*graph.parameters(), *graph.buffers())}
     kept = kept_storages(lambda: graph.train()(batch)["boxes"])
-    return sum(size for address, size in kept.items() if address not in own)
+    return sum(size for address, size in kept.items() if address not in network_addresses)
 
 
 def test_memory_between_forward_and_backward_pass(native32: Any) -> None:
@@ -177,10 +181,11 @@ def test_folded_copy_predicts_the_same(native: Any, arrangement: tuple[str, str]
     before = copy.deepcopy(graph.state_dict()), kinds(graph)
     folded = FoldedGraph(graph)
     for channels in (1, 3):
-        (found, raw), (expected, expected_raw) = folded(images(channels=channels)), graph(images(channels=channels))
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        actual, raw = folded(images(channels=channels))
+        expected, expected_raw = graph(images(channels=channels))
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(raw["scores"], expected_raw["scores"], rtol=1e-9, atol=1e-9)
-    assert not found.requires_grad
+    assert not actual.requires_grad
     torch.testing.assert_close(graph.state_dict(), before[0], rtol=0, atol=0)
     assert kinds(graph) == before[1]
 
@@ -217,8 +222,8 @@ def test_probed_layers_are_arranged_like_the_graph(native: Any, kind: Any, optio
     arrange(graph, kind, **options)
     stem, other = arranged_blocks(kind, torch.device("cpu"), ConvolutionSettings(**options))[:2]
     for probed, block in ((stem, graph.model[0]), (other, graph.model[1])):
-        for one, same in ((probed.conv, block.conv), (probed.bn, block.bn), (probed.act, block.act)):
-            assert type(one) is type(same)
+        for layer, same in ((probed.conv, block.conv), (probed.bn, block.bn), (probed.act, block.act)):
+            assert type(layer) is type(same)
         assert probed.conv.weight.is_contiguous() == block.conv.weight.is_contiguous()
 
 

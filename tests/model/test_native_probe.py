@@ -266,8 +266,8 @@ def test_wrong_layers_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) ->
     assert max(right.native_error, right.gemm_error) < 1e-4
     native = torch.nn.Conv2d._conv_forward
 
-    def off_by_one_channel(self: Any, input: torch.Tensor, *others: Any) -> torch.Tensor:
-        output = native(self, input, *others)
+    def off_by_one_channel(self: Any, input: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        output = native(self, input, *arguments)
         return output.roll(1, dims=1) if input.dtype == torch.float32 else output
 
     monkeypatch.setattr(torch.nn.Conv2d, "_conv_forward", off_by_one_channel)
@@ -282,10 +282,10 @@ def test_trial_reports_a_failure_of_the_vendor_free_layers(monkeypatch: pytest.M
 
     monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12),))
     monkeypatch.setitem(layer._CONVOLUTIONS, 2, fail)
-    found = run_trial(CPU, TABLE)
-    assert found.gemm_failure == "RuntimeError: no BLAS"
-    assert found.native_error < 1e-4
-    assert found.gemm_ms == float("inf")
+    result = run_trial(CPU, TABLE)
+    assert result.gemm_failure == "RuntimeError: no BLAS"
+    assert result.native_error < 1e-4
+    assert result.gemm_ms == float("inf")
 
 
 @pytest.mark.whole_run
@@ -325,8 +325,8 @@ def test_failure_in_a_training_revokes_the_verdict_for_all_settings(tmp_path: Pa
     words = [native_failures.device_key(CPU), str(file), "GPU stall at step 31,204 in run x"]
     subprocess.run([sys.executable, "-m", "yolo_lightning.model.native_failures", *words], check=True, timeout=120)
     for precision in ("32-true", "16-mixed"):
-        found = probed(answering(), LONG_S, file, precision)
-        assert str(found) == "native convolutions: failed, GPU stall at step 31,204 in run x"
+        verdict = probed(answering(), LONG_S, file, precision)
+        assert str(verdict) == "native convolutions: failed, GPU stall at step 31,204 in run x"
     assert len(read_entries(file)) == 2
 
 
@@ -349,8 +349,8 @@ def test_trial_computes_layers_as_the_settings_arrange_them(monkeypatch: pytest.
 
     monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12), trial.ProbeCase(6, 4, 1, 1, 8)))
     monkeypatch.setattr(trial.ProbedBlock, "forward", note)
-    found = run_trial(CPU, TABLE, "bfloat16")
-    assert 1e-4 < max(found.native_error, found.gemm_error) < probe.LARGEST_ERROR
+    result = run_trial(CPU, TABLE, "bfloat16")
+    assert 1e-4 < max(result.native_error, result.gemm_error) < probe.LARGEST_ERROR
     # The references are computed in float64 without autocast.
     assert set(layouts) == {("Conv2d", False, False), ("Conv2d", False, True), ("GemmConv2d", True, True)}
 
@@ -368,8 +368,8 @@ def test_layers_are_checked_on_a_device_without_float64(monkeypatch: pytest.Monk
     on_device = trial._results
 
     def results(layer: Any, input: torch.Tensor, precision: Any) -> list[torch.Tensor]:
-        found = on_device(layer, input, precision)
-        return found if input.dtype == torch.float64 else [one.as_subclass(NoFloat64) for one in found]
+        outputs = on_device(layer, input, precision)
+        return outputs if input.dtype == torch.float64 else [output.as_subclass(NoFloat64) for output in outputs]
 
     monkeypatch.setattr(trial, "_results", results)
     assert trial.largest_error("native", references, references, inputs) < 1e-4

@@ -212,11 +212,11 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 
 
 def test_tensors_of_another_checkpoint_are_one_line() -> None:
-    own = {"a": torch.zeros(2), "b": torch.zeros(3)}
-    for other in ({"a": torch.zeros(2)}, {**own, "c": torch.zeros(1)}, {**own, "b": torch.zeros(4)}):
+    tensors = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    for other in ({"a": torch.zeros(2)}, {**tensors, "c": torch.zeros(1)}, {**tensors, "b": torch.zeros(4)}):
         with pytest.raises(ValueError, match=r"^it does not fit model\.variant: tensor [bc] is missing or has another"):
-            check_tensors(other, "it", own)
-    check_tensors(own, "it", own)
+            check_tensors(other, "it", tensors)
+    check_tensors(tensors, "it", tensors)
 
 
 def zipped(file: Path, *names: str) -> Path:

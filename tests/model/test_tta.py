@@ -76,16 +76,16 @@ def test_padding_lies_right_and_below_in_the_gray_of_the_letterbox() -> None:
 def test_mirrored_frames_give_mirrored_predictions(network: FoldedGraph) -> None:
     batch = two_frames()
     settings = DetectionSettings(score_threshold=0.3, iou_threshold=0.6, max_detections=20)
-    own, mirrored = (
+    upright, mirrored = (
         tta_predictions(network, shown, network(shown)[0], batch, settings) for shown in (images(), images().flip(-1))
     )
-    for one, other in zip(own, mirrored, strict=True):
-        assert len(one.labels) > 3
+    for prediction, other in zip(upright, mirrored, strict=True):
+        assert len(prediction.labels) > 3
         boxes = other.boxes.clone()
         boxes[:, [0, 2]] = SHAPE[1] - boxes[:, [2, 0]]
-        torch.testing.assert_close(other.scores, one.scores, atol=1e-4, rtol=0)
-        assert torch.equal(other.labels, one.labels)
-        torch.testing.assert_close(boxes, one.boxes, atol=1e-2, rtol=0)
+        torch.testing.assert_close(other.scores, prediction.scores, atol=1e-4, rtol=0)
+        assert torch.equal(other.labels, prediction.labels)
+        torch.testing.assert_close(boxes, prediction.boxes, atol=1e-2, rtol=0)
 
 
 def two_frames() -> Batch:
@@ -96,8 +96,8 @@ def two_frames() -> Batch:
 
 def test_fusion_replaces_the_boxes_of_an_object_by_their_mean() -> None:
     def view(boxes: list[list[float]], scores: list[float], labels: list[int]) -> Prediction:
-        found = torch.tensor(boxes).reshape(-1, 4)
-        return Prediction("a", found, torch.tensor(scores), torch.tensor(labels), found)
+        box_tensor = torch.tensor(boxes).reshape(-1, 4)
+        return Prediction("a", box_tensor, torch.tensor(scores), torch.tensor(labels), box_tensor)
 
     views = [
         view([[0, 0, 10, 10], [50, 50, 60, 60]], [0.8, 0.6], [0, 1]),
@@ -105,13 +105,13 @@ def test_fusion_replaces_the_boxes_of_an_object_by_their_mean() -> None:
         view([[-2, 0, 10, 10], [0, 0, 10, 10]], [0.6, 0.9], [0, 1]),
         view([], [], []),
     ]
-    found = fused(views, (55, 100), 3)
-    assert found.labels.tolist() == [0, 1, 1]
-    assert found.scores.tolist() == pytest.approx([1.8 / 4, 0.9 / 4, 0.6 / 4])
-    assert found.unclipped is not None
-    assert found.unclipped[0].tolist() == pytest.approx([-1.2 / 1.8, 0, 18.8 / 1.8, 10])
-    assert found.boxes[0].tolist() == pytest.approx([0, 0, 18.8 / 1.8, 10])
-    assert found.boxes[2].tolist() == [50, 50, 60, 55]
+    prediction = fused(views, (55, 100), 3)
+    assert prediction.labels.tolist() == [0, 1, 1]
+    assert prediction.scores.tolist() == pytest.approx([1.8 / 4, 0.9 / 4, 0.6 / 4])
+    assert prediction.unclipped is not None
+    assert prediction.unclipped[0].tolist() == pytest.approx([-1.2 / 1.8, 0, 18.8 / 1.8, 10])
+    assert prediction.boxes[0].tolist() == pytest.approx([0, 0, 18.8 / 1.8, 10])
+    assert prediction.boxes[2].tolist() == [50, 50, 60, 55]
     assert len(fused(views, (55, 100), 1).scores) == 1
 
 

@@ -24,10 +24,10 @@ def test_names_are_those_of_the_installed_files() -> None:
         expected |= {f"{family}{scale}" for scale in SCALES}
     expected |= {f"yolov8{scale}-{level}" for scale in SCALES for level in ("p2", "p6")}
     expected |= {f"yolo26{scale}-{level}" for scale in SCALES for level in ("p2", "p6")}
-    known = set(variants())
-    assert expected | {"yolov3", "yolov3-tiny"} <= known
+    names = set(variants())
+    assert expected | {"yolov3", "yolov3-tiny"} <= names
     foreign = ("seg", "pose", "obb", "cls", "world", "rtdetr", "yoloe", "sem", "depth")
-    assert not [name for name in known if any(part in name for part in foreign)]
+    assert not [name for name in names if any(part in name for part in foreign)]
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ def test_names_are_those_of_the_installed_files() -> None:
     [("yolov9n", "yolov9t"), ("yolo8n", "yolov8n"), ("yolo11", "yolo11n"), ("yolov11n", "yolo11n"), ("YOLO26n", "26n")],
 )
 def test_unknown_name_is_refused_with_the_nearest_ones(typed: str, meant: str) -> None:
-    with pytest.raises(ValueError, match=rf"^model\.variant must be .*got '{typed}'\. Did you mean .*{meant}") as found:
+    with pytest.raises(ValueError, match=rf"^model\.variant must be .*got '{typed}'\. Did you mean .*{meant}") as error:
         description_of(typed)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_suppression_equals_ultralytics(
         max_det=max_detections,
         max_time_img=1e9,
     )
-    found = predictions(
+    actual = predictions(
         (decoded,),
         batch,
         DetectionSettings(
@@ -70,17 +70,17 @@ def test_suppression_equals_ultralytics(
             class_agnostic=class_agnostic,
         ),
     )
-    for own, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(own.boxes, other[:, :4].clamp(0, 64), rtol=0, atol=1e-4)
-        torch.testing.assert_close(own.unclipped, other[:, :4], rtol=0, atol=1e-4)
-        assert torch.equal(own.scores, other[:, 4])
-        assert own.labels.tolist() == other[:, 5].int().tolist()
+    for detections, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(detections.boxes, other[:, :4].clamp(0, 64), rtol=0, atol=1e-4)
+        torch.testing.assert_close(detections.unclipped, other[:, :4], rtol=0, atol=1e-4)
+        assert torch.equal(detections.scores, other[:, 4])
+        assert detections.labels.tolist() == other[:, 5].int().tolist()
 
 
 def test_agnostic_suppression_leaves_fewer_boxes() -> None:
     batch = random_batches(1)[0]
     counts = [
-        sum(len(one.labels) for one in predictions((crowded(0),), batch, DetectionSettings(**numbers)))
+        sum(len(detections.labels) for detections in predictions((crowded(0),), batch, DetectionSettings(**numbers)))
         for numbers in (
             {"score_threshold": 0.1, "iou_threshold": 0.5, "max_detections": 300, "class_agnostic": agnostic}
             for agnostic in (False, True)
@@ -148,10 +148,10 @@ def scores_of_their_validator(decoded: torch.Tensor, batch: Batch, folder: Path)
         "im_file": [f"{name}.png" for name in batch.image_ids],
     }
     confusion = ConfusionMatrix(names)
-    found = validator.postprocess(decoded.clone())
-    for position, one in enumerate(found):
-        confusion.process_batch(one, validator._prepare_batch(position, frames))
-    validator.update_metrics(found, frames)
+    detections = validator.postprocess(decoded.clone())
+    for position, frame_detections in enumerate(detections):
+        confusion.process_batch(frame_detections, validator._prepare_batch(position, frames))
+    validator.update_metrics(detections, frames)
     figures = {
         SCORES[name].removeprefix("val/"): value for name, value in validator.get_stats().items() if name in SCORES
     }
@@ -162,11 +162,11 @@ def scores_of_their_validator(decoded: torch.Tensor, batch: Batch, folder: Path)
 def test_scores_of_boxes_that_overhang_the_frame_are_theirs(seed: int, tmp_path: Path) -> None:
     decoded, batch = overhanging(seed)
     figures, confusion = scores_of_their_validator(decoded, batch, tmp_path)
-    found = predictions(
+    detections = predictions(
         (decoded,), batch, DetectionSettings(score_threshold=0.001, iou_threshold=0.7, max_detections=300)
     )
     collection = EvaluationCollection(CLASSES)
-    collection.update(found, targets(batch))
+    collection.update(detections, targets(batch))
     collected = collection.compute("val", "abcd")
     assert 0.1 < figures["ultralytics_map"] < 0.9, "the case is too easy"
     assert ultralytics_scores(collected.ultralytics).scalars() == pytest.approx(figures, abs=1e-6)
@@ -185,11 +185,11 @@ def test_letterbox_equals_ultralytics_square_one(tmp_path: Path, height: int, wi
     (tmp_path / "labels" / "frame.txt").write_text("2 0.4 0.6 0.2 0.3\n")
     arguments = get_cfg(overrides={"imgsz": size, "task": "detect"})
     data = {"names": {number: str(number) for number in range(CLASSES)}, "nc": CLASSES, "channels": 1}
-    theirs = build_yolo_dataset(arguments, str(tmp_path / "images"), 1, data, mode="val", rect=False)[0]
+    reference = build_yolo_dataset(arguments, str(tmp_path / "images"), 1, data, mode="val", rect=False)[0]
     boxes = np.array([[0.3 * width, 0.45 * height, 0.5 * width, 0.75 * height]], dtype=np.float32)
     # evaluation itself averages areas where it shrinks a frame, and then differs on purpose
-    ours, _ = letterbox(Labelled(frame, boxes, np.array([2])), ImageSize(size, size), shrink_by_area=False)
-    assert np.abs(ours.image.astype(int) - theirs["img"][0].numpy()).max() <= 1
-    corners = ours.boxes[0] / size
+    letterboxed, _ = letterbox(Labelled(frame, boxes, np.array([2])), ImageSize(size, size), shrink_by_area=False)
+    assert np.abs(letterboxed.image.astype(int) - reference["img"][0].numpy()).max() <= 1
+    corners = letterboxed.boxes[0] / size
     centre = [*(corners[:2] + corners[2:]) / 2, *(corners[2:] - corners[:2])]
-    np.testing.assert_allclose(theirs["bboxes"][0].numpy(), centre, atol=1e-6)
+    np.testing.assert_allclose(reference["bboxes"][0].numpy(), centre, atol=1e-6)

@@ -37,7 +37,9 @@ def test_bad_part_is_refused_with_the_allowed_ones(freeze: Freeze, message: str)
 )
 def test_only_the_named_parts_lose_their_gradients(freeze: Freeze, layers: set[str]) -> None:
     graph = YOLOModule(freeze=freeze, convolution=ConvolutionSettings(backend="native")).graph
-    frozen = {name for name, one in graph.named_parameters() if not one.requires_grad} - {"model.22.dfl.conv.weight"}
+    frozen = {name for name, parameter in graph.named_parameters() if not parameter.requires_grad} - {
+        "model.22.dfl.conv.weight"
+    }
     assert {name.split(".")[1] for name in frozen} == layers
     assert all(name.startswith("model.22.cv3.") for name in frozen if name.startswith("model.22."))
 
@@ -91,7 +93,9 @@ def test_gradients_behind_frozen_layers_equal_pytorch_s(checkpointing: bool) -> 
         batch = random_batches(1)[0]
         total, _ = module.detection_loss(module.train().graph(batch.images.double() / 255), batch)
         total.backward()
-        gradients.append({name: one.grad for name, one in module.graph.named_parameters() if one.grad is not None})
+        gradients.append(
+            {name: parameter.grad for name, parameter in module.graph.named_parameters() if parameter.grad is not None}
+        )
     assert gradients[0].keys() == gradients[1].keys()
     for name, expected in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], expected, rtol=1e-6, atol=1e-9, msg=name)
@@ -99,6 +103,6 @@ def test_gradients_behind_frozen_layers_equal_pytorch_s(checkpointing: bool) -> 
 
 def test_only_frozen_norms_rest_whatever_mode_the_module_is_put_into() -> None:
     module = YOLOModule(freeze=["2.cv1"], convolution=ConvolutionSettings(backend="native"))
-    for one in (module, module.eval().train()):
-        resting = {name for name, layer in one.graph.named_modules() if not layer.training}
+    for switched in (module, module.eval().train()):
+        resting = {name for name, layer in switched.graph.named_modules() if not layer.training}
         assert resting == {"model.2.cv1.bn"}

@@ -24,10 +24,10 @@ ONE_STEP = [
 @pytest.mark.parametrize("power", [0.1, 0.5, 1.0])
 def test_class_weights_equal_ultralytics(counts: list[int], power: float) -> None:
     trainer: Any = SimpleNamespace(args=SimpleNamespace(cls_pw=power))
-    theirs = DetectionTrainer.compute_class_weights(trainer, np.array(counts, dtype=np.float32))
-    ours = class_weights(tuple(counts), power)
-    assert ours is not None
-    torch.testing.assert_close(ours, torch.from_numpy(theirs / theirs.mean()).float(), rtol=0, atol=1e-6)
+    reference = DetectionTrainer.compute_class_weights(trainer, np.array(counts, dtype=np.float32))
+    weights = class_weights(tuple(counts), power)
+    assert weights is not None
+    torch.testing.assert_close(weights, torch.from_numpy(reference / reference.mean()).float(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("counts", "power"), [((1, 2), 0.0), ((0, 0), 0.5)])
@@ -52,11 +52,11 @@ def test_bad_class_weights_are_refused(arguments: dict[str, Any], message: str) 
 
 def test_one_class_keeps_everything_but_the_labels() -> None:
     batch = random_batches(1)[0]
-    one = as_one_class(batch)
+    merged = as_one_class(batch)
     assert batch.labels.any()
-    assert one.labels.tolist() == [0] * len(batch.labels)
-    assert one.labels.dtype == batch.labels.dtype
-    assert one.boxes is batch.boxes
+    assert merged.labels.tolist() == [0] * len(batch.labels)
+    assert merged.labels.dtype == batch.labels.dtype
+    assert merged.boxes is batch.boxes
 
 
 @pytest.mark.slow

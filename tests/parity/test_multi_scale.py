@@ -22,8 +22,8 @@ from yolo_lightning.training.recipe import Recipe
 def theirs(images: Tensor, spread: float, size: int) -> Tensor:
     args = SimpleNamespace(multi_scale=spread, imgsz=size)
     trainer: Any = SimpleNamespace(device=torch.device("cpu"), stride=STRIDE, args=args)
-    found: Tensor = DetectionTrainer.preprocess_batch(trainer, {"img": images})["img"]
-    return found
+    scaled: Tensor = DetectionTrainer.preprocess_batch(trainer, {"img": images})["img"]
+    return scaled
 
 
 @pytest.mark.parametrize("shape", [(96, 96), (64, 96)])
@@ -47,10 +47,10 @@ def test_sizes_are_as_frequent_as_with_ultralytics(size: int, spread: float) -> 
         expected = [random.randrange(low, high) // STRIDE * STRIDE for _ in range(4000)]
     else:
         expected = [theirs(empty, spread, size).shape[-1] for _ in range(4000)]
-    ours = [training_size(size, spread, 0, step) for step in range(4000)]
-    assert set(ours) == set(expected)
-    for side in set(ours):
-        assert abs(ours.count(side) - expected.count(side)) < 250  # more than five standard deviations
+    sizes = [training_size(size, spread, 0, step) for step in range(4000)]
+    assert set(sizes) == set(expected)
+    for side in set(sizes):
+        assert abs(sizes.count(side) - expected.count(side)) < 250  # more than five standard deviations
 
 
 @given(st.integers(1, 40), st.floats(0, 0.99), st.integers(0, 9), st.integers(0, 10**7))

@@ -44,27 +44,27 @@ def network() -> nn.Module:
 def test_named_optimizers_equal_those_of_ultralytics(name: str) -> None:
     recipe, twin = Recipe(name, lr0=0.02, momentum=0.8), network()  # type: ignore[arg-type]
     trainer: Any = SimpleNamespace(args=SimpleNamespace(), data={})
-    theirs = BaseTrainer.build_optimizer(trainer, twin, name=name, lr=0.02, momentum=0.8, decay=5e-4)
-    ours = make_optimizer(recipe, parameter_groups(twin, 5e-4))
-    assert type(ours) is type(theirs)
-    expected = {group["param_group"].replace("bn", "normalisation"): group for group in theirs.param_groups}
-    for group in ours.param_groups:
+    reference = BaseTrainer.build_optimizer(trainer, twin, name=name, lr=0.02, momentum=0.8, decay=5e-4)
+    optimizer = make_optimizer(recipe, parameter_groups(twin, 5e-4))
+    assert type(optimizer) is type(reference)
+    expected = {group["param_group"].replace("bn", "normalisation"): group for group in reference.param_groups}
+    for group in optimizer.param_groups:
         other = expected[group["name"]]
         assert {key: group.get(key) for key in ARGUMENTS} == {key: other.get(key) for key in ARGUMENTS}
-        assert [id(one) for one in group["params"]] == [id(one) for one in other["params"]]
+        assert [id(parameter) for parameter in group["params"]] == [id(parameter) for parameter in other["params"]]
 
 
 @pytest.mark.parametrize("variant", ["yolo26n", "yolov8n"])
 def test_musgd_has_the_groups_of_ultralytics(variant: str) -> None:
     trainer: Any = SimpleNamespace(args=SimpleNamespace(), data={})
     graph = YOLOModule(variant=variant).graph
-    theirs = BaseTrainer.build_optimizer(trainer, graph, name="MuSGD", lr=0.02, momentum=0.8, decay=5e-4)
-    ours: Any = make_optimizer(Recipe("MuSGD", lr0=0.02, momentum=0.8), muon_groups(graph, 5e-4))
-    assert (ours.muon, ours.sgd) == (theirs.muon, theirs.sgd)
-    assert len({group["name"] for group in ours.param_groups}) == 8
-    for group, other in zip(ours.param_groups, theirs.param_groups, strict=True):
+    reference = BaseTrainer.build_optimizer(trainer, graph, name="MuSGD", lr=0.02, momentum=0.8, decay=5e-4)
+    optimizer: Any = make_optimizer(Recipe("MuSGD", lr0=0.02, momentum=0.8), muon_groups(graph, 5e-4))
+    assert (optimizer.muon, optimizer.sgd) == (reference.muon, reference.sgd)
+    assert len({group["name"] for group in optimizer.param_groups}) == 8
+    for group, other in zip(optimizer.param_groups, reference.param_groups, strict=True):
         assert group["name"].removeprefix("class head ") == other["param_group"].replace("bn", "normalisation")
-        assert [id(one) for one in group["params"]] == [id(one) for one in other["params"]]
+        assert [id(parameter) for parameter in group["params"]] == [id(parameter) for parameter in other["params"]]
         keys = ("momentum", "weight_decay", "nesterov", "use_muon")
         assert {key: group[key] for key in keys} == {key: other[key] for key in keys}
         assert other["lr"] == (0.02 * CLASS_HEAD_FACTOR if group["class_head"] else 0.02)
@@ -84,11 +84,11 @@ def test_automatic_choice_is_that_of_ultralytics(
 ) -> None:
     trainer: Any = SimpleNamespace(args=SimpleNamespace(lr0=0.5), data={"nc": classes})
     graph = YOLOModule().graph
-    theirs = BaseTrainer.build_optimizer(trainer, graph, name="auto", lr=0.5, momentum=0.937, iterations=updates)
+    reference = BaseTrainer.build_optimizer(trainer, graph, name="auto", lr=0.5, momentum=0.937, iterations=updates)
     recipe = automatic(Recipe(lr0=0.5), classes=classes, optimizer_steps=updates, epochs=epochs)
     assert (recipe.optimizer, recipe.lr0, recipe.momentum) == expected
     assert (recipe.optimizer, recipe.lr0, recipe.warmup_bias_lr) == (
-        type(theirs).__name__,
+        type(reference).__name__,
         trainer.args.lr0,
         trainer.args.warmup_bias_lr,
     )

@@ -103,7 +103,7 @@ class SaveAfter(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if not self.path.exists():
             named = pl_module.graph.named_parameters()
-            self.gradients = {name: one.grad.clone() for name, one in named if one.grad is not None}
+            self.gradients = {name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None}
             trainer.save_checkpoint(self.path)
 
 

@@ -64,11 +64,11 @@ def finished() -> dict[str, Any]:
 def test_patience_stops_at_the_epoch_where_ultralytics_does(
     tmp_path: Path, patience: int, scores: tuple[float, ...]
 ) -> None:
-    theirs = UltralyticsEarlyStopping(patience)
-    expected = next((epoch for epoch, score in enumerate(scores, start=1) if theirs(epoch, score)), len(scores))
-    ours = EarlyStopping("val/map_50", mode="max", patience=patience)
-    stopped = [ours._evaluate_stopping_criteria(torch.tensor(score))[0] for score in scores]
-    ours.best_score = torch.tensor(-torch.inf)
+    reference = UltralyticsEarlyStopping(patience)
+    expected = next((epoch for epoch, score in enumerate(scores, start=1) if reference(epoch, score)), len(scores))
+    stopping = EarlyStopping("val/map_50", mode="max", patience=patience)
+    stopped = [stopping._evaluate_stopping_criteria(torch.tensor(score))[0] for score in scores]
+    stopping.best_score = torch.tensor(-torch.inf)
     assert next((epoch for epoch, stop in enumerate(stopped, start=1) if stop), len(scores)) == expected
 
 

@@ -44,10 +44,10 @@ FAMILIES = ("yolov8n", "yolov8n-p2", "yolo11n", "yolo12n", "yolo26n")
 MORE_FAMILIES = ("yolov5n", "yolov9t", "yolov10n", "yolo26n-p2")
 
 
-def assert_same_training(folder: Path, theirs: dict[str, Any], ours: dict[str, Any], epochs: int) -> None:
-    weights, average, steps = train_theirs(folder, epochs=epochs, **theirs)
-    own_weights, own_average, own_steps = train_ours(folder, epochs=epochs, **ours)
-    start = state(initial_graph(theirs.get("variant", "yolov8n")))
+def assert_same_training(folder: Path, reference_options: dict[str, Any], options: dict[str, Any], epochs: int) -> None:
+    weights, average, steps = train_theirs(folder, epochs=epochs, **reference_options)
+    own_weights, own_average, own_steps = train_ours(folder, epochs=epochs, **options)
+    start = state(initial_graph(reference_options.get("variant", "yolov8n")))
     assert largest_difference(weights, start) > 0.1, "the case is too easy"
     assert [step["groups"] for step in own_steps] == [step["groups"] for step in steps]
     assert [step["loss"] for step in own_steps] == pytest.approx([step["loss"] for step in steps], abs=EXACT)

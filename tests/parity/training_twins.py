@@ -209,8 +209,8 @@ def make_trainer(folder: Path, epochs: int, *callbacks: Callback, **options: Any
     )
 
 
-def largest_difference(ours: Weights, theirs: Weights) -> float:
+def largest_difference(actual: Weights, expected: Weights) -> float:
     """Over all tensors of floating point. Counters are left out: theirs stand still in the average, ours are copied."""
-    assert ours.keys() == theirs.keys()
-    floating = [name for name, tensor in ours.items() if tensor.is_floating_point()]
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in floating)
+    assert actual.keys() == expected.keys()
+    floating = [name for name, tensor in actual.items() if tensor.is_floating_point()]
+    return max(float((actual[name] - expected[name]).abs().max()) for name in floating)

@@ -16,7 +16,7 @@ def test_learning_rate_continues_from_its_value_and_reaches_the_end() -> None:
     assert shorter.steps < 1000
     assert shorter.progress(400) == PLAN.progress(400)
     assert shorter.progress(shorter.steps - 1) == 1.0
-    assert all(one <= two for one, two in pairwise(map(shorter.progress, range(400, 1000))))
+    assert all(earlier <= later for earlier, later in pairwise(map(shorter.progress, range(400, 1000))))
 
 
 @pytest.mark.parametrize("step_s", [1.0, 5.0, 10.0])

@@ -86,14 +86,18 @@ class Rig:
             raise torch.OutOfMemoryError("tried to allocate 7 GiB\nand more")
 
     def gradients(self) -> dict[str, Tensor]:
-        return {name: one.grad.clone() for name, one in self.graph.named_parameters() if one.grad is not None}
+        return {
+            name: parameter.grad.clone()
+            for name, parameter in self.graph.named_parameters()
+            if parameter.grad is not None
+        }
 
     def buffers(self) -> dict[str, Tensor]:
         return {name: buffer.clone() for name, buffer in self.graph.named_buffers()}
 
 
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], **tolerance: Any) -> None:
-    torch.testing.assert_close(found, expected, **({"rtol": 0, "atol": 0} | tolerance))
+def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor], **tolerance: Any) -> None:
+    torch.testing.assert_close(actual, expected, **({"rtol": 0, "atol": 0} | tolerance))
 
 
 def test_gradients_are_those_of_torch_bit_for_bit_over_two_batches() -> None:
@@ -132,7 +136,8 @@ def test_statistic_that_overflows_counts_though_the_loss_is_finite() -> None:
 
 def test_all_processes_leave_the_batch_out_where_one_does() -> None:
     rig = Rig()
-    rig.step.prepare(rig.graph, summed=lambda own: own + torch.eye(len(own))[1])  # the other rank reports a failure
+    # The other rank reports a failure.
+    rig.step.prepare(rig.graph, summed=lambda values: values + torch.eye(len(values))[1])
     assert not rig.run(make_batch()).is_finite
     assert rig.gradients() == {}
 
@@ -184,10 +189,11 @@ def test_tensors_of_a_failed_pass_are_freed_before_the_cached_memory(
 
 def test_share_of_a_rank_is_weighted_per_branch() -> None:
     whole, rank = Rig(batch_norm=False, variant="yolo26n"), Rig(batch_norm=False, variant="yolo26n")
-    rank.step.prepare(rank.graph, summed=lambda own: own * 2)  # the other rank has the same share
-    expected, found = whole.run(make_batch()), rank.run(make_batch())
-    torch.testing.assert_close(found.parts, expected.parts, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(found.total, expected.total, rtol=1e-5, atol=0)
+    rank.step.prepare(rank.graph, summed=lambda values: values * 2)  # the other rank has the same share
+    expected = whole.run(make_batch())
+    actual = rank.run(make_batch())
+    torch.testing.assert_close(actual.parts, expected.parts, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(actual.total, expected.total, rtol=1e-5, atol=0)
     for name, gradient in whole.gradients().items():  # of two equal shares: that of a batch with twice the images
         torch.testing.assert_close(rank.gradients()[name], 2 * gradient, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -202,12 +208,13 @@ def test_parts_give_the_gradients_and_losses_of_the_whole_batch(images_at_once: 
     split, whole = (Rig(batch_norm=False, variant=variant) for _ in range(2))
     split.step.images_at_once = images_at_once
     for seed in range(2):
-        found, expected = split.run(make_batch(seed)), whole.run(make_batch(seed))
-    torch.testing.assert_close(found.total, expected.total, rtol=1e-5, atol=0)
-    assert_equal(found.parts, expected.parts, rtol=1e-5, atol=1e-7)
+        actual = split.run(make_batch(seed))
+        expected = whole.run(make_batch(seed))
+    torch.testing.assert_close(actual.total, expected.total, rtol=1e-5, atol=0)
+    assert_equal(actual.parts, expected.parts, rtol=1e-5, atol=1e-7)
     if variant == "yolo26n":
-        many, one = whole.loss.target_scores.tolist()
-        assert abs(many - one) > 0.1 * many, "the case is too easy"
+        one_to_many, one_to_one = whole.loss.target_scores.tolist()
+        assert abs(one_to_many - one_to_one) > 0.1 * one_to_many, "the case is too easy"
     for name, gradient in whole.gradients().items():
         error = (split.gradients()[name] - gradient).norm() / gradient.norm().clamp(min=1e-3)
         assert error < 1e-4, name
@@ -216,11 +223,11 @@ def test_parts_give_the_gradients_and_losses_of_the_whole_batch(images_at_once: 
 @pytest.mark.filterwarnings("ignore:out of memory")
 def test_split_keeps_the_gradients_of_earlier_batches() -> None:
     rig, expected = Rig(batch_norm=False), Rig(batch_norm=False)
-    for one in (rig, expected):
-        one.run(make_batch(0))
+    for each_rig in (rig, expected):
+        each_rig.run(make_batch(0))
     rig.fails_backward = lambda images: images > 3  # when it has added its gradients already
-    for one in (rig, expected):
-        one.run(make_batch(1))
+    for each_rig in (rig, expected):
+        each_rig.run(make_batch(1))
     for name, gradient in expected.gradients().items():
         assert (rig.gradients()[name] - gradient).norm() <= 1e-4 * gradient.norm().clamp(min=1e-3), name
 
@@ -249,14 +256,16 @@ def test_out_of_memory_again_is_an_error(max_oom_splits: int, passes: list[int])
 
 def counted(failures: int) -> Callable[[Tensor], Tensor]:
     """Sum over two ranks of which the other one has as many images, and `failures` out-of-memory errors."""
-    return lambda own: own + torch.eye(len(own))[0] * failures + (torch.eye(len(own))[2:4].T @ own[2:4])
+    return lambda values: values + torch.eye(len(values))[0] * failures + (torch.eye(len(values))[2:4].T @ values[2:4])
 
 
 @pytest.mark.parametrize("where", ["fails_forward", "fails_backward", "other rank"])
 def test_all_ranks_split_where_one_runs_out_of_memory(where: str) -> None:
     rig = Rig()
     other = [1, 0] if where == "other rank" else [0, 0]
-    rig.step.prepare(rig.graph, summed=lambda own: counted(other.pop(0))(own) if len(own) == EXCHANGED else own)
+    rig.step.prepare(
+        rig.graph, summed=lambda values: counted(other.pop(0))(values) if len(values) == EXCHANGED else values
+    )
     if where != "other rank":
         setattr(rig, where, lambda images: images > 3)
     with pytest.warns(UserWarning, match=r"out of memory with 6 of 6 images.*3 images are computed at once"):
@@ -278,7 +287,7 @@ def test_out_of_memory_with_synchronized_normalization_is_an_error() -> None:
     rig = Rig()
     rig.graph.add_module("extra", nn.SyncBatchNorm(1))
     rig.fails_forward = lambda images: True
-    rig.step.prepare(rig.graph, summed=lambda own: pytest.fail("an exchange"))
+    rig.step.prepare(rig.graph, summed=lambda values: pytest.fail("an exchange"))
     with pytest.raises(torch.OutOfMemoryError):
         rig.run(make_batch())
     assert rig.seen == [6]
@@ -353,13 +362,13 @@ def test_gradients_with_a_scaler_are_scaled_and_losses_are_not(at_once: int | No
     plain, scaled = Rig(), Rig()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaled.scaled = scaler.scale
-    found = []
+    results = []
     for rig in (plain, scaled):
         rig.step.images_at_once = at_once
-        found.append([rig.run(make_batch(seed)) for seed in range(2)])  # two steps, summed
+        results.append([rig.run(make_batch(seed)) for seed in range(2)])  # two steps, summed
     gradients = {name: gradient / 1024 for name, gradient in scaled.gradients().items()}
     assert_equal(gradients, plain.gradients())
-    assert [float(one.total) for one in found[0]] == [float(one.total) for one in found[1]]
+    assert [float(result.total) for result in results[0]] == [float(result.total) for result in results[1]]
     assert_equal(scaled.buffers(), plain.buffers())
 
 
@@ -368,10 +377,10 @@ def test_overflowing_gradient_is_left_to_the_scaler() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
     rig.scaled = scaler.scale
     optimizer = torch.optim.SGD(rig.graph.parameters(), lr=1.0)
-    before = {name: one.detach().clone() for name, one in rig.graph.named_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in rig.graph.named_parameters()}
     assert rig.run(make_batch()).is_finite
     assert not all(gradient.isfinite().all() for gradient in rig.gradients().values())
     scaler.step(optimizer)
     scaler.update()
-    assert_equal({name: one.detach() for name, one in rig.graph.named_parameters()}, before)
+    assert_equal({name: parameter.detach() for name, parameter in rig.graph.named_parameters()}, before)
     assert scaler.get_scale() == 2.0**126

@@ -23,14 +23,15 @@ def limited_guard() -> NonFiniteGuard:
 
 def rollbacks(events: list[tuple[str, bool]]) -> list[bool]:
     """Return whether each event restores a checkpoint; the event that ends the training is left out."""
-    guard, found = limited_guard(), []
+    guard = limited_guard()
+    decisions = []
     try:
         for source, is_finite in events:
             is_loss = source == LOSS
-            found.append(guard.check_loss(is_finite, (), 1, {}) if is_loss else guard.check_gradient(is_finite, 1))
+            decisions.append(guard.check_loss(is_finite, (), 1, {}) if is_loss else guard.check_gradient(is_finite, 1))
     except NonFiniteError:
         pass
-    return found
+    return decisions
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,9 @@ def batches(count: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, BatchNormSiLU2d])
 def test_statistics_are_those_of_a_cumulative_average(norm: type[nn.BatchNorm2d]) -> None:
-    ours, reference = network(norm), network(norm)
-    assert recompute_statistics(ours, batches(3)) == 3
+    model = network(norm)
+    reference = network(norm)
+    assert recompute_statistics(model, batches(3)) == 3
     for layer in (reference[1], reference[3]):
         layer.reset_running_stats()
         layer.momentum = None
@@ -42,9 +43,9 @@ def test_statistics_are_those_of_a_cumulative_average(norm: type[nn.BatchNorm2d]
     with torch.no_grad():
         for batch in batches(3):
             reference(batch)
-    for own, other in ((ours[1], reference[1]), (ours[3], reference[3])):
-        torch.testing.assert_close(own.running_mean, other.running_mean)
-        torch.testing.assert_close(own.running_var, other.running_var)
+    for norm_layer, other in ((model[1], reference[1]), (model[3], reference[3])):
+        torch.testing.assert_close(norm_layer.running_mean, other.running_mean)
+        torch.testing.assert_close(norm_layer.running_var, other.running_var)
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, BatchNormSiLU2d])
@@ -72,26 +73,26 @@ def test_inputs_with_one_value_per_channel(shape: tuple[int, ...], expected: boo
 
 
 def test_nothing_else_changes() -> None:
-    ours = network()
-    before = deepcopy(ours.state_dict())
-    recompute_statistics(ours, batches(2))
-    same = [name for name, one in ours.state_dict().items() if torch.equal(one, before[name])]
+    model = network()
+    before = deepcopy(model.state_dict())
+    recompute_statistics(model, batches(2))
+    same = [name for name, tensor in model.state_dict().items() if torch.equal(tensor, before[name])]
     assert set(before) - set(same) == {
         f"{layer}.{name}" for layer in (1, 3) for name in ("running_mean", "running_var")
     }
-    assert [ours[1].momentum, ours[3].momentum] == [0.1, 0.03]
-    assert not any(layer.training for layer in ours.modules())
+    assert [model[1].momentum, model[3].momentum] == [0.1, 0.03]
+    assert not any(layer.training for layer in model.modules())
 
 
 def test_what_cannot_be_computed_is_refused_and_changes_nothing() -> None:
     with pytest.raises(StatisticsError, match="there is no batch"):
         recompute_statistics(network(), [])
-    ours = network()
-    before = deepcopy(ours.state_dict())
+    model = network()
+    before = deepcopy(model.state_dict())
     with pytest.raises(StatisticsError, match="statistics of 1 are not finite"):
-        recompute_statistics(ours, [torch.full((2, 3, 8, 8), torch.inf)])
-    assert all(torch.equal(one, before[name]) for name, one in ours.state_dict().items())
-    assert [ours[1].momentum, ours[3].momentum] == [0.1, 0.03]
+        recompute_statistics(model, [torch.full((2, 3, 8, 8), torch.inf)])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert [model[1].momentum, model[3].momentum] == [0.1, 0.03]
 
 
 def test_network_without_normalization_is_not_run() -> None:
@@ -99,18 +100,21 @@ def test_network_without_normalization_is_not_run() -> None:
 
 
 def test_statistics_of_frozen_parts_are_kept() -> None:
-    ours = network()
-    recompute_statistics(ours, batches(2), frozen=("3",))
-    assert ours[1].running_mean.abs().sum() > 0
-    assert ours[3].running_mean.tolist() == [7, 7]
+    model = network()
+    recompute_statistics(model, batches(2), frozen=("3",))
+    assert model[1].running_mean.abs().sum() > 0
+    assert model[3].running_mean.tolist() == [7, 7]
 
 
 def test_several_ranks_get_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, whole = network(), network()
+    model = network()
+    whole = network()
     recompute_statistics(whole, batches(1))
-    other = [one.clone() + 1 for name, one in whole.named_buffers() if name.endswith(("mean", "var"))]
-    monkeypatch.setattr(normalization_statistics, "sum_over_ranks", lambda one: one.add_(torch.cat(other)))
-    recompute_statistics(ours, batches(1), ranks=2)
-    for own, alone in ((ours[1], whole[1]), (ours[3], whole[3])):
-        torch.testing.assert_close(own.running_mean, alone.running_mean + 0.5)
-        torch.testing.assert_close(own.running_var, alone.running_var + 0.5)
+    other = [statistic.clone() + 1 for name, statistic in whole.named_buffers() if name.endswith(("mean", "var"))]
+    monkeypatch.setattr(
+        normalization_statistics, "sum_over_ranks", lambda statistics: statistics.add_(torch.cat(other))
+    )
+    recompute_statistics(model, batches(1), ranks=2)
+    for norm_layer, alone in ((model[1], whole[1]), (model[3], whole[3])):
+        torch.testing.assert_close(norm_layer.running_mean, alone.running_mean + 0.5)
+        torch.testing.assert_close(norm_layer.running_var, alone.running_var + 0.5)

@@ -204,14 +204,14 @@ def test_layer_that_repeats_one_channel_passes() -> None:
 
 
 def test_training_with_the_check_is_equal_bit_for_bit() -> None:
-    found = []
+    results = []
     for share in (0.0, 1.0):
         torch.manual_seed(0)
         check, graph = prepared(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 5, 3), share=share)
         for number in range(1, 5):
             step(check, graph, number)
-        found.append([*(parameter.grad for parameter in graph.parameters()), torch.get_rng_state()])
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+        results.append([*(parameter.grad for parameter in graph.parameters()), torch.get_rng_state()])
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
 
 def test_gradient_that_is_changed_in_place_before_the_comparison_passes() -> None:

@@ -62,19 +62,19 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Any:
     return run
 
 
-def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
-    return {name.rsplit(".", 1)[1] for name in one if not torch.equal(one[name], other[name])}
+def differing(state: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
+    return {name.rsplit(".", 1)[1] for name in state if not torch.equal(state[name], other[name])}
 
 
 def of_graph(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix("graph."): one for name, one in state.items() if name.startswith("graph.")}
+    return {name.removeprefix("graph."): tensor for name, tensor in state.items() if name.startswith("graph.")}
 
 
 def test_validated_and_saved_statistics_are_those_of_the_newest_batches(fit: Any) -> None:
     _, watch, saved = fit("run", statistics_batches=2)
     reference = deepcopy(watch.graph)
     assert len(watch.images) > 2
-    recompute_statistics(reference, [network_input(one) for one in watch.images[-2:]])
+    recompute_statistics(reference, [network_input(images) for images in watch.images[-2:]])
     assert not differing(watch.graph.state_dict(), reference.state_dict())
     assert not differing(of_graph(saved), reference.state_dict())
 
@@ -84,8 +84,8 @@ def test_weights_are_those_of_a_training_without_recomputation(fit: Any) -> None
     _, watch, saved = fit("run", statistics_batches=8)
     _, plain, exponential = fit("plain", statistics_batches=0)
     assert differing(saved, exponential) == {"running_mean", "running_var"}
-    averages = [one for one in plain.graph.modules() if isinstance(one, nn.BatchNorm2d)]
-    assert all(one.training is False for one in averages)
+    averages = [layer for layer in plain.graph.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert all(layer.training is False for layer in averages)
     assert differing(watch.graph.state_dict(), plain.graph.state_dict()) == {"running_mean", "running_var"}
 
 

@@ -70,7 +70,7 @@ def test_random_generators_of_an_accelerator_are_saved_and_restored(backend: Stu
     before, backend.states = backend.states, [torch.full((2,), 9) for _ in backend.states]
     assert (saved["accelerator"], saved["accelerator_states"]) == (backend.kind, before)
     restore(saved)
-    assert all(torch.equal(one, other) for one, other in zip(backend.states, before, strict=True))
+    assert all(torch.equal(state, other) for state, other in zip(backend.states, before, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])

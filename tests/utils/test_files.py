@@ -34,7 +34,7 @@ def test_repeated_command_removes_temporary_files_and_folders_of_a_killed_one(tm
     write(tmp_path / "other.json", "killed")
     leftovers = list(tmp_path.iterdir())
     assert len(leftovers) == 2
-    assert all(one.name.startswith(".writing-yolo-") for one in leftovers)
+    assert all(path.name.startswith(".writing-yolo-") for path in leftovers)
     write(tmp_path / "report.html", "complete")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 

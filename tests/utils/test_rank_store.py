@@ -52,9 +52,9 @@ def test_exception_of_the_first_rank_ends_all_ranks(error: BaseException) -> Non
             return f"{type(raised).__name__}: {raised}"
         return "continues"
 
-    first, *others = results(work)
+    first, *other_results = results(work)
     assert first == f"{type(error).__name__}: {error}"
-    assert others == [f"UserError: the first rank ended: {error}"] * (RANKS - 1)
+    assert other_results == [f"UserError: the first rank ended: {error}"] * (RANKS - 1)
 
 
 def test_difference_ends_all_ranks_in_one_line_with_host_rank_and_both_values(monkeypatch: pytest.MonkeyPatch) -> None:

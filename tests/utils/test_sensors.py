@@ -43,15 +43,15 @@ def test_machine_without_files_has_unknown_readings(tmp_path: Path, monkeypatch:
 
 
 def test_amd_card_is_read_and_others_are_left_out(tmp_path: Path) -> None:
-    (found,) = sensors.amd_gpus(write(tmp_path, NAVI10))
-    assert found == GpuReading("AMD GPU 1", 0.97, 71.0, 180.0, 5_000_000_000, 8_573_157_376)
+    (reading,) = sensors.amd_gpus(write(tmp_path, NAVI10))
+    assert reading == GpuReading("AMD GPU 1", 0.97, 71.0, 180.0, 5_000_000_000, 8_573_157_376)
 
 
 def test_newer_card_names_its_power_otherwise(tmp_path: Path) -> None:
     files = {name: content for name, content in NAVI10.items() if "power" not in name}
     files |= {f"{CARD}/hwmon/hwmon3/power1_input": 90_000_000, f"{CARD}/product_name": "AMD Radeon Pro W7900"}
-    (found,) = sensors.amd_gpus(write(tmp_path, files))
-    assert (found.name, found.power_w) == ("AMD Radeon Pro W7900", 90.0)
+    (reading,) = sensors.amd_gpus(write(tmp_path, files))
+    assert (reading.name, reading.power_w) == ("AMD Radeon Pro W7900", 90.0)
 
 
 def test_card_that_says_nothing_or_nonsense_is_named_all_the_same(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_memory_of_a_container_is_its_limit(tmp_path: Path) -> None:
 
 
 def test_disk_of_this_folder(tmp_path: Path) -> None:
-    found = sensors.disk(tmp_path)
-    assert found is not None
-    assert 0 < found.used_bytes <= found.total_bytes
+    reading = sensors.disk(tmp_path)
+    assert reading is not None
+    assert 0 < reading.used_bytes <= reading.total_bytes
 
 
 class FakeNvml(SimpleNamespace):
