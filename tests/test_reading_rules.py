@@ -77,6 +77,16 @@ def test_constructs_that_stop_a_reader_are_rare() -> None:
     assert len(branchy) <= LONG_FUNCTIONS, branchy
 
 
+@pytest.mark.parametrize("folder", ["scripts", "tests"])
+def test_no_local_of_scripts_and_tests_has_a_meaningless_name(folder: str) -> None:
+    places = []
+    for path in (REPOSITORY / folder).rglob("*.py"):
+        counts = count_constructs(ast.parse(path.read_text(encoding="utf-8")))
+        if counts["meaningless names"]:
+            places.append(str(path.relative_to(REPOSITORY)))
+    assert not places
+
+
 @pytest.mark.parametrize(
     ("source", "construct"),
     [
