@@ -79,6 +79,7 @@ class Case:
     precision: str = AS_CONFIGURED  # fallback level of the precision
     exact: bool = True  # whether the final state must equal that of the uninterrupted run, bit for bit
     lost_steps: int | None = 5  # largest number of steps that a restart may repeat; None for any
+    possible_report: str = ""  # part of the sentence of a report that is made only if the fault lasts long enough
     log: tuple[str, ...] = ()  # texts that the output must contain
     check: "Callable[[Run], list[str]]" = lambda run: []  # returns what else is wrong
     prepare: "Callable[[Run], None]" = lambda run: None  # called before the start
