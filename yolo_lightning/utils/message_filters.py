@@ -6,10 +6,10 @@ import warnings
 
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.plain_text import printable
-from yolo_lightning.utils.rank_zero import ADVERTISEMENT, hide_harmless_lines
+from yolo_lightning.utils.rank_zero import USELESS_LINES, hide_harmless_lines
 
 HARMLESS_LOG_LINES = (
-    ADVERTISEMENT,
+    *USELESS_LINES,
     "Seed set to",  # in config.yaml
     "PU available:",  # of GPU, TPU and HPU; the line `device:` contains the device in use
     "`Trainer.fit` stopped: `max_epochs=",  # the closing block contains the number of epochs
