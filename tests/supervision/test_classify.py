@@ -75,6 +75,13 @@ def test_worker_that_has_not_delivered_the_batch_is_named_not_the_idle_one() -> 
     )
 
 
+def test_trainer_that_a_signal_has_stopped_says_nothing_about_the_loader() -> None:
+    diagnosis = judge(main_process(*WAITING, state="T"), worker(11, *IDLE, *LOOP))
+    assert diagnosis.is_stopped
+    assert diagnosis.kind is StallClass.UNKNOWN
+    assert diagnosis.sentence == f"the trainer (process 10, stopped (T)) is in _try_get_data ({TORCH})"
+
+
 def test_batch_that_no_idle_worker_could_hand_over_is_explained_by_the_log() -> None:
     said = "RuntimeError: unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"
     workers = (worker(11, *IDLE, *LOOP), worker(12, *IDLE, *LOOP))
@@ -147,8 +154,8 @@ def test_fault_12_stopped_queues_are_named() -> None:
 
 
 def test_nothing_known_is_said() -> None:
-    diagnosis = judge(main_process(state="T"), kind=StallClass.COMPUTATION)
-    expected = "the trainer (process 10, stopped (T)) is in an unknown function"
+    diagnosis = judge(main_process(state="S"), kind=StallClass.COMPUTATION)
+    expected = "the trainer (process 10, state S) is in an unknown function"
     assert diagnosis == Diagnosis(StallClass.COMPUTATION, expected)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from yolo_lightning.supervision.processes import STOPPED
+from yolo_lightning.supervision.processes import STOPPED, STOPPED_BY_SIGNAL
 from yolo_lightning.utils.process_identity import GONE
 
 # Contract: names of functions and variables that are searched in Python stacks. They belong to torch, to the standard
@@ -132,6 +132,7 @@ class Diagnosis:
     sentence: str  # description with process, function and worker
     suspect: str = ""  # sample at which a worker hangs; empty if unknown
     evicted: bool = False  # whether the kernel has stopped the GPU queues of the trainer
+    is_stopped: bool = False  # whether a signal has stopped the trainer itself, whatever it was doing
 
 
 WAITS = {
@@ -142,8 +143,14 @@ WAITS = {
 
 
 def describe(evidence: Evidence, kind: StallClass) -> Diagnosis:
-    """Return what the evidence says about a stall of a known class."""
+    """Return what the evidence says about a stall whose class is known from the last heartbeat.
+
+    The class of a trainer that a signal has stopped is `UNKNOWN`: it says nothing about loader, device and disk.
+    """
     trainer = evidence.trainer
+    is_stopped = trainer.state == STOPPED_BY_SIGNAL
+    if is_stopped:
+        kind = StallClass.UNKNOWN
     place = f"the trainer (process {trainer.pid}, {trainer.described_state}) {WAITS.get(kind, 'is in')}"
     parts = [f"{place} {trainer.place}"]
     suspect = ""
@@ -151,7 +158,7 @@ def describe(evidence: Evidence, kind: StallClass) -> Diagnosis:
         parts.append(f"the kernel has stopped its GPU queues for {evidence.evicted_ms} ms more")
     if kind is StallClass.LOADER_STALL:
         suspect = _describe_workers(evidence, parts)
-    return Diagnosis(kind, "; ".join(parts), suspect=suspect, evicted=evidence.evicted_ms > 0)
+    return Diagnosis(kind, "; ".join(parts), suspect=suspect, evicted=evidence.evicted_ms > 0, is_stopped=is_stopped)
 
 
 def _describe_workers(evidence: Evidence, parts: list[str]) -> str:

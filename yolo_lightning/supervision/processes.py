@@ -12,7 +12,8 @@ from yolo_lightning.utils.process_identity import GONE, PROC, Process, read_proc
 from yolo_lightning.utils.sensors import fields_of, text
 
 LOOK_TIMEOUT_S = 2.0
-STOPPED = frozenset("Tt")
+STOPPED_BY_SIGNAL = "T"
+STOPPED = frozenset((STOPPED_BY_SIGNAL, "t"))
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 WORKER_NAME = "pt_data_worker"
 """Process name of torch's DataLoader workers."""
