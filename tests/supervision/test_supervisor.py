@@ -49,7 +49,7 @@ STALLS = {
         "fetch",
     ),
     "fault 13: C call with the lock": Fault("hold_the_lock", COMPUTATION, ("hold_the_lock",), STEP),
-    "fault 15: trainer stopped alone": Fault("stop_alone", COMPUTATION, ("stop_alone", "stopped (T)"), STEP),
+    "fault 15: trainer stopped alone": Fault("stop_alone", StallClass.UNKNOWN, ("stop_alone", "stopped (T)"), STEP),
     "fault 16: busy loop": Fault("compute_for_ever", COMPUTATION, ("compute_for_ever",), STEP),
     "fault 23: storage": Fault(
         "write_for_ever", StallClass.STORAGE, ("waits for storage in sleep_for_ever",), SAVE, phase="save"
