@@ -21,7 +21,7 @@ from yolo_lightning.commands.validation_matches import match_validation, network
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
-from yolo_lightning.data.loader import loader_arguments
+from yolo_lightning.data.loader import evaluation_settings, loader_arguments
 from yolo_lightning.detector import arranged_network
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.convolution_settings import Convolution
@@ -124,7 +124,9 @@ def _training_inputs(data: DetectionDataModule, images: int, device: torch.devic
     chosen = np.random.default_rng(data.seed).permutation(len(frames))[:images].tolist()
     dataset = EvaluationDataset(frames, data.image_size)
     size = min(data.batch_size, len(chosen))
-    arguments = loader_arguments(data.loader, on_gpu=device.type == "cuda", persistent=False)
+    values = frames.index.pixels() * frames.channels * len(chosen) // len(frames)
+    settings = evaluation_settings(data.loader, values)
+    arguments = loader_arguments(settings, on_gpu=device.type == "cuda", persistent=False)
     loader = DataLoader(dataset, batch_size=size, sampler=chosen, drop_last=True, collate_fn=collate, **arguments)
     with counter("calibrated", len(chosen) // size * size) as advance:
         for batch in loader:

@@ -16,7 +16,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips
-from yolo_lightning.data.loader import loader_arguments
+from yolo_lightning.data.loader import evaluation_settings, loader_arguments
 from yolo_lightning.detector import folded_network
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.matching import Matches, match
@@ -71,7 +71,8 @@ def match_validation(
         The matches of each network, and `(F,)` whether each of their F frames is in the first half.
     """
     frames = data.open("valid")
-    arguments = loader_arguments(data.loader, on_gpu=device.type == "cuda", persistent=False)
+    settings = evaluation_settings(data.loader, frames.index.pixels() * frames.channels)
+    arguments = loader_arguments(settings, on_gpu=device.type == "cuda", persistent=False)
     dataset = EvaluationDataset(frames, data.image_size)
     loader = DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments)
     matched: list[list[Matches]] = [[] for _ in networks]
