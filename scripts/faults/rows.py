@@ -287,9 +287,8 @@ CASES: tuple[Case, ...] = (
     Case("14a", "trainer: state D", ("d_state @ step 8",), reports=hang("d_state (", "state D"), timeouts_s=STEP),
     Case("14b", "trainer: state D, holding the interpreter lock", ("d_state_with_lock @ step 8",),
          reports=hang("d_state_with_lock (", "state D"), timeouts_s=STEP),
-    # The signal arrives between two steps, too, where the trainer may wait for a batch.
     Case("15", "trainer: SIGSTOP", (), (at_step(8, send(SIGSTOP, "trainer")),),
-         (Report(None, ("stopped (T)",)),), timeouts_s=STEP | {"fetch_s": 2.0, "save_s": 2.0}),
+         hang("stopped (T)", phase="", kind=StallClass.UNKNOWN), timeouts_s=STEP | {"fetch_s": 2.0, "save_s": 2.0}),
     Case("16a", "trainer: busy loop", ("compute @ step 8",), reports=hang("compute ("), timeouts_s=STEP),
     Case("16b", "trainer: lock that is never released", ("lock @ step 8",), reports=hang("lock ("), timeouts_s=STEP),
     Case("16c", "trainer: endless regular expression", ("backtrack @ step 8",),

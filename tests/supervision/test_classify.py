@@ -77,7 +77,6 @@ def test_worker_that_has_not_delivered_the_batch_is_named_not_the_idle_one() -> 
 
 def test_trainer_that_a_signal_has_stopped_says_nothing_about_the_loader() -> None:
     diagnosis = judge(main_process(*WAITING, state="T"), worker(11, *IDLE, *LOOP))
-    assert diagnosis.is_stopped
     assert diagnosis.kind is StallClass.UNKNOWN
     assert diagnosis.sentence == f"the trainer (process 10, stopped (T)) is in _try_get_data ({TORCH})"
 

@@ -160,7 +160,7 @@ ROWS: list[Row] = [
     # The computation.
     ("device hangs in a step", hangs(Phase.STEP, DEVICE_WAIT, samples=BATCH), 1, "lower the computation: gemm"),
     ("device hangs in a step", hangs(Phase.STEP, DEVICE_WAIT, samples=BATCH), 2, "lower the computation: gemm without GPU kernels"),
-    ("a signal stops the trainer while it waits for the device", hangs(Phase.STEP, DEVICE_WAIT, evidence=seen("unknown", is_stopped=True)), 1, "restart after 1 s, twice the time for step"),
+    ("a signal stops the trainer while it waits for the device", hangs(Phase.STEP, DEVICE_WAIT, evidence=seen("unknown")), 1, "restart after 1 s, twice the time for step"),
     ("device hangs in a step, no lower level", hangs(Phase.STEP, DEVICE_WAIT, samples=BATCH), 4, "restart after 1 s"),
     ("heartbeat deleted, then no sign of life", hangs(Phase.FETCH, Activity.UNKNOWN), 1, "restart after 1 s, twice the time for fetch"),
     ("the first rank waits for a rank that cannot be found", hangs(Phase.STEP, Activity.EXCHANGE), 1, "restart after 1 s, twice the time for step"),

@@ -124,8 +124,7 @@ def _training_inputs(data: DetectionDataModule, images: int, device: torch.devic
     chosen = np.random.default_rng(data.seed).permutation(len(frames))[:images].tolist()
     dataset = EvaluationDataset(frames, data.image_size)
     size = min(data.batch_size, len(chosen))
-    values = frames.index.pixels() * frames.channels * len(chosen) // len(frames)
-    settings = evaluation_settings(data.loader, values)
+    settings = evaluation_settings(data.loader, frames.values() * len(chosen) // len(frames))
     arguments = loader_arguments(settings, on_gpu=device.type == "cuda", persistent=False)
     loader = DataLoader(dataset, batch_size=size, sampler=chosen, drop_last=True, collate_fn=collate, **arguments)
     with counter("calibrated", len(chosen) // size * size) as advance:

@@ -71,7 +71,7 @@ def match_validation(
         The matches of each network, and `(F,)` whether each of their F frames is in the first half.
     """
     frames = data.open("valid")
-    settings = evaluation_settings(data.loader, frames.index.pixels() * frames.channels)
+    settings = evaluation_settings(data.loader, frames.values())
     arguments = loader_arguments(settings, on_gpu=device.type == "cuda", persistent=False)
     dataset = EvaluationDataset(frames, data.image_size)
     loader = DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments)

@@ -432,7 +432,7 @@ class DetectionDataModule(LightningDataModule):
         frames = self._opened(split)
         dataset = EvaluationDataset(frames, self.image_size)
         self._datasets[split] = dataset
-        settings = evaluation_settings(self.loader, frames.index.pixels() * frames.channels)
+        settings = evaluation_settings(self.loader, frames.values())
         return EvaluationLoader(
             dataset,
             batch_sampler=FileOrderBatches(len(dataset), self._batches()),

@@ -49,6 +49,10 @@ class LabelledFrames:
     def __len__(self) -> int:
         return len(self.index)
 
+    def values(self) -> int:
+        """Return the number of pixel values (pixels times channels) of all frames, from the annotation file."""
+        return self.index.pixels() * self.channels
+
     def cached(self, budget_mib: int, window: int) -> Self:
         """Return a copy with an image cache of `budget_mib` per process, at the mean size of a frame.
 
@@ -56,7 +60,7 @@ class LabelledFrames:
         `window` samples, because frames of a packed store need no decoding and share the memory of the page cache.
         """
         count = len(self)
-        frame_bytes = self.index.pixels() * self.channels * self.pixel_range.bits // 8  # before the mapping
+        frame_bytes = self.values() * self.pixel_range.bits // 8  # before the mapping
         fitting = budget_mib * MIB * count // frame_bytes
         keeps_all = isinstance(self.storage, EncodedStorage) and count <= fitting
         copied = copy(self)

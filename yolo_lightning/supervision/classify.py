@@ -132,7 +132,6 @@ class Diagnosis:
     sentence: str  # description with process, function and worker
     suspect: str = ""  # sample at which a worker hangs; empty if unknown
     evicted: bool = False  # whether the kernel has stopped the GPU queues of the trainer
-    is_stopped: bool = False  # whether a signal has stopped the trainer itself, whatever it was doing
 
 
 WAITS = {
@@ -148,8 +147,7 @@ def describe(evidence: Evidence, kind: StallClass) -> Diagnosis:
     The class of a trainer that a signal has stopped is `UNKNOWN`: it says nothing about loader, device and disk.
     """
     trainer = evidence.trainer
-    is_stopped = trainer.state == STOPPED_BY_SIGNAL
-    if is_stopped:
+    if trainer.state == STOPPED_BY_SIGNAL:
         kind = StallClass.UNKNOWN
     place = f"the trainer (process {trainer.pid}, {trainer.described_state}) {WAITS.get(kind, 'is in')}"
     parts = [f"{place} {trainer.place}"]
@@ -158,7 +156,7 @@ def describe(evidence: Evidence, kind: StallClass) -> Diagnosis:
         parts.append(f"the kernel has stopped its GPU queues for {evidence.evicted_ms} ms more")
     if kind is StallClass.LOADER_STALL:
         suspect = _describe_workers(evidence, parts)
-    return Diagnosis(kind, "; ".join(parts), suspect=suspect, evicted=evidence.evicted_ms > 0, is_stopped=is_stopped)
+    return Diagnosis(kind, "; ".join(parts), suspect=suspect, evicted=evidence.evicted_ms > 0)
 
 
 def _describe_workers(evidence: Evidence, parts: list[str]) -> str:

@@ -253,9 +253,7 @@ def cause_of(facts: AttemptFacts) -> StallClass:
     if record is not NO_FAILURE:
         return _cause_of_error(record, facts)
     if facts.waited_s:
-        if facts.evidence is not None and facts.evidence.is_stopped:
-            return StallClass.UNKNOWN
-        return cause_of_stall(facts.heartbeat)
+        return cause_of_stall(facts.heartbeat) if facts.evidence is None else facts.evidence.kind
     if facts.code is not None and -facts.code in FAULTS:
         return StallClass.LOADER_CRASH if facts.heartbeat.activity is Activity.LOAD else StallClass.CRASH
     if facts.code is not None and (facts.code < 0 or facts.code in map(of_signal, STOP_SIGNALS)):
