@@ -33,6 +33,14 @@ class Comparison:
     before: list[RankingScores]
     after: list[RankingScores]
 
+    @classmethod
+    def of(cls, before: Matches, after: Matches, half: BoolArray) -> "Comparison":
+        """Score the matches of the same frames; `half` is `(F,)` whether a frame belongs to the first half."""
+        parts = [np.ones_like(half)]
+        if half.any() and not half.all():
+            parts += [half, ~half]
+        return cls([score_frames(before, part) for part in parts], [score_frames(after, part) for part in parts])
+
     @property
     def is_better(self) -> bool:
         """Whether the balanced score is higher on all frames and, if the split can be halved, on each half."""

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from yolo_lightning.checkpoints.averaging import OF_NETWORK
 from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, write_checkpoint
@@ -15,13 +14,13 @@ from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.console import check_writable, counter, writing
-from yolo_lightning.commands.half_scores import Comparison, score_frames
+from yolo_lightning.commands.half_scores import Comparison
 from yolo_lightning.commands.option_limits import RECALIBRATION_IMAGES
 from yolo_lightning.commands.validation_matches import match_validation, network_for
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
-from yolo_lightning.data.loader import evaluation_settings, loader_arguments
+from yolo_lightning.data.loader import EvaluationLoader, evaluation_settings, loader_arguments
 from yolo_lightning.detector import arranged_network
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.convolution_settings import Convolution
@@ -126,7 +125,7 @@ def _training_inputs(data: DetectionDataModule, images: int, device: torch.devic
     size = min(data.batch_size, len(chosen))
     settings = evaluation_settings(data.loader, frames.values() * len(chosen) // len(frames))
     arguments = loader_arguments(settings, on_gpu=device.type == "cuda", persistent=False)
-    loader = DataLoader(dataset, batch_size=size, sampler=chosen, drop_last=True, collate_fn=collate, **arguments)
+    loader = EvaluationLoader(dataset, batch_size=size, sampler=chosen, drop_last=True, collate_fn=collate, **arguments)
     with counter("calibrated", len(chosen) // size * size) as advance:
         for batch in loader:
             batch = data.on_before_batch_transfer(batch, 0)
@@ -141,16 +140,11 @@ def _training_inputs(data: DetectionDataModule, images: int, device: torch.devic
 def judged(
     networks: Sequence[Any],
     data: DetectionDataModule,
-    known: NetworkSettings,
+    settings: NetworkSettings,
     classes: int,
     device: torch.device,
 ) -> Comparison:
     """Return the scores of two networks with the thresholds of the checkpoint, which reads each frame once."""
-    matched, half = match_validation(
-        networks, data, device, known.detections, classes=classes, single_class=known.single_class
-    )
+    (before, after), half = match_validation(networks, data, settings, classes, device)
     heartbeat.enter(Phase.METRICS)
-    halves = [half, ~half] if half.any() and not half.all() else []
-    parts = [np.ones_like(half), *halves]
-    before, after = ([score_frames(matches, part) for part in parts] for matches in matched)
-    return Comparison(before, after)
+    return Comparison.of(before, after, half)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import rich
 
@@ -18,10 +17,6 @@ from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import printable
-
-if TYPE_CHECKING:
-    from yolo_lightning.data.array_types import BoolArray
-    from yolo_lightning.evaluation.drift import RankingScores
 
 
 def check(file: str, template: str | None = None) -> None:
@@ -159,23 +154,20 @@ def rescore(
     (content,) = _contents_of([file], _read_template(template))
     learned = _contents_of([known], expected)[0].with_frames(objects.image_ids)
     from yolo_lightning.challenge.rescoring import LabelledDetections, in_first_half, rescore as rescored, write_models
+    from yolo_lightning.challenge.score import match_submission
     from yolo_lightning.challenge.submission_file import entries, write_submission
     from yolo_lightning.commands.half_scores import Comparison  # imports torch
 
     half = in_first_half(objects.image_ids)
-    all_frames = half | True
-    parts = [all_frames]
-    if half.any() and not half.all():
-        parts += [half, ~half]
     labelled = LabelledDetections(learned, objects, size)
-    comparison = Comparison(
-        _scores_of(learned, objects, parts), _scores_of(labelled.cross_rescored(half), objects, parts)
-    )
+    before = match_submission(learned, objects)
+    after = match_submission(labelled.cross_rescored(half), objects)
+    comparison = Comparison.of(before, after, half)
     comparison.show("rescored")
     if not comparison.is_better:
         print(f"not better on {comparison.where}: {target} is not written, use {file}")
         raise SystemExit(1)
-    taught = labelled.learn(all_frames)
+    taught = labelled.learn(half | True)  # all frames
     result = rescored(content, taught, size)
     with writing(target):
         write_submission(entries(result), target)
@@ -192,15 +184,6 @@ def _read_template(file: str | None) -> Template | None:
         return None
     template, _ = read_truth(Path(file))
     return template
-
-
-def _scores_of(content: Content, truth: Content, parts: "Sequence[BoolArray]") -> "list[RankingScores]":
-    """Return the scores of all detections on each part of the frames."""
-    from yolo_lightning.challenge.score import match_submission
-    from yolo_lightning.commands.half_scores import score_frames
-
-    matches = match_submission(content, truth)
-    return [score_frames(matches, part) for part in parts]
 
 
 def _target(output: str, files: Sequence[str]) -> Path:

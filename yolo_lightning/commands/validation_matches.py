@@ -7,21 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from yolo_lightning.commands.console import counter
 from yolo_lightning.data.array_types import BoolArray
-from yolo_lightning.data.batch import collate, targets
+from yolo_lightning.data.batch import targets
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips
-from yolo_lightning.data.loader import evaluation_settings, loader_arguments
 from yolo_lightning.detector import folded_network
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.model.convolution_settings import Convolution
-from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import network_input
 from yolo_lightning.model.network_settings import NetworkSettings, read_settings
 from yolo_lightning.model.postprocess import predictions
@@ -51,44 +47,37 @@ def network_for(
 def match_validation(
     networks: Sequence[Callable[[Tensor], Any]],
     data: DetectionDataModule,
-    device: torch.device,
-    detections: DetectionSettings,
-    *,
+    settings: NetworkSettings,
     classes: int,
-    single_class: bool,
+    device: torch.device,
 ) -> tuple[list[Matches], BoolArray]:
     """Return the matches of the validation split for each network, as in `test`.
 
     Args:
         networks: Networks in evaluation mode on `device`; each processes each frame once.
         data: Data, set up for validation.
-        device: Device of the networks.
-        detections: Settings of the detections.
+        settings: Settings in the checkpoint of the networks.
         classes: Number of classes of the networks.
-        single_class: Whether all annotated boxes count as class 0.
+        device: Device of the networks.
 
     Returns:
         The matches of each network, and `(F,)` whether each of their F frames is in the first half.
     """
-    frames = data.open("valid")
-    settings = evaluation_settings(data.loader, frames.values())
-    arguments = loader_arguments(settings, on_gpu=device.type == "cuda", persistent=False)
-    dataset = EvaluationDataset(frames, data.image_size)
-    loader = DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments)
+    index = data.index("valid")
     matched: list[list[Matches]] = [[] for _ in networks]
     image_ids: list[str] = []
-    with counter("processed", len(dataset)) as advance:
-        for batch in loader:
+    with counter("processed", len(index)) as advance:
+        for batch in data.val_dataloader():
             batch = data.on_before_batch_transfer(batch, 0)
             images = network_input(batch.images.to(device, non_blocking=True))
-            expected = targets(as_one_class(batch) if single_class else batch)
+            expected = targets(as_one_class(batch) if settings.single_class else batch)
             for parts, network in zip(matched, networks, strict=True):
                 output = network(images)[0].cpu()
-                parts.append(match(predictions((output,), batch, detections), expected, classes))
+                parts.append(match(predictions((output,), batch, settings.detections), expected, classes))
             image_ids += [target.image_id for target in expected]
             heartbeat.enter(Phase.VALIDATE)
             advance(len(batch))
-    is_first = dict(zip(frames.index.image_ids(), first_half(frames.index).tolist(), strict=True))
+    is_first = dict(zip(index.image_ids(), first_half(index).tolist(), strict=True))
     half = np.array([is_first[image_id] for image_id in image_ids], dtype=np.bool_)
     return [Matches.join(parts) for parts in matched], half
 
