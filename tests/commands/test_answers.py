@@ -136,7 +136,7 @@ def test_an_option_with_two_values_is_named_once(
 ) -> None:
     words = ["test", "--seed_everything", "1", "--seed_everything=2", "--trainer.max_epochs", "3"]
     words += ["--trainer.max_epochs=3", "--trainer.callbacks+=EMA", "--trainer.callbacks+=MeanAP"]
-    monkeypatch.setattr("yolo_lightning.commands.resolve.check_limits", lambda *_: None)
+    monkeypatch.setattr("yolo_lightning.commands.resolve.check_files", lambda *_: None)
 
     resolve(words)
     assert capsys.readouterr().err == "--seed_everything is given 2 times: 2 is used\n"
@@ -316,7 +316,7 @@ def test_help_and_errors_name_arguments_without_an_option(capsys: pytest.Capture
 def test_predict_for_pictures_and_for_a_dataset_have_tables_of_their_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("yolo_lightning.commands.resolve.check_limits", lambda *_: None)
+    monkeypatch.setattr("yolo_lightning.commands.resolve.check_files", lambda *_: None)
     resolve(["predict", "--trainer.accelerator", "cpu"])
     resolve(["predict", "street.jpg", "--run", "runs/ltdv2"])
     assert "unknown key rnu. Did you mean --run x?" in answered(capsys, "predict", "street.jpg", "--rnu", "x")[1]

@@ -154,6 +154,15 @@ def test_classes_of_the_data_and_of_the_checkpoint_are_compared() -> None:
         resolve(["validate", "run", "--data.format", "one"])
 
 
+def test_recalibrate_reads_the_data_of_the_run() -> None:
+    write_checkpoint(RESUMABLE, Path("run/checkpoints/best.ckpt"))
+    write_text(Path("run/config.yaml"), "data: {format: coco, root: ., files: {train: a.json, valid: b.json}}\n")
+    with pytest.raises(UserError, match=r"annotation file a\.json does not exist"):
+        resolve(["recalibrate", "run"])
+    with pytest.raises(UserError, match=r"annotation file c\.json does not exist"):
+        resolve(["recalibrate", "run", "--config", "{data: {format: coco, root: ., files: {train: c.json, valid: d}}}"])
+
+
 @pytest.mark.parametrize("variable", [MARKER_VARIABLE, LAUNCH_VARIABLE])
 def test_processes_that_can_be_restarted_wait_for_missing_data(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "token")

@@ -7,9 +7,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.checkpoints.resume import chosen_checkpoint
-from yolo_lightning.checkpoints.run_folder import configuration_of
 from yolo_lightning.data.formats.choose_format import format_class
-from yolo_lightning.errors import UserError
 from yolo_lightning.model.network_settings import bound_options, precedence, read_record
 from yolo_lightning.options.run_spec import CONFIG, Setting, read_configuration, separated
 from yolo_lightning.utils.nested_keys import nested
@@ -20,20 +18,15 @@ SECTION = "data"
 def with_recorded(words: Sequence[str], parser: ArgumentParser, *, has_weights: bool) -> list[str]:
     """Return a command line with the sections `data` of its configuration files, and the options that weights record.
 
-    With `has_weights`, the configuration of the run of `--run` or `--checkpoint` is the default of `--config`. The data
-    options of the checkpoint override those of configuration files, but not those on the command line; the differences
-    are logged.
+    With `has_weights`, the data options of the checkpoint of `--run` or `--checkpoint` override those of configuration
+    files, but not those on the command line; the differences are logged.
     """
     files, options = separated(words)
+    configured = [_section(file) for file in files]
     if not has_weights:
-        return [*map(_section, files), *options]
-    arguments = parser.parse_args(options)
-    checkpoint = chosen_checkpoint(arguments.run, arguments.checkpoint)
-    configuration = configuration_of(checkpoint)
-    if not files and configuration is not None:
-        files = [str(configuration)]
-    configured = [*map(_section, files)]
+        return [*configured, *options]
     before = parser.parse_args([*configured, *options])
+    checkpoint = chosen_checkpoint(before.run, before.checkpoint)
     bound = bound_options(read_record(checkpoint), is_gray=format_class(before.data.format).is_gray)
     recorded = {name: value for name, value in bound.items() if name.startswith(f"{SECTION}.")}
     overridden = [*configured, Setting(CONFIG, nested(recorded)).word, *options]
@@ -51,7 +44,4 @@ def _values(arguments: Namespace, names: Iterable[str]) -> dict[str, Any]:
 
 def _section(file: str) -> str:
     """Return the section `data` of a configuration file as a word of the command line."""
-    section = read_configuration(file).get(SECTION, {})
-    if not isinstance(section, dict):
-        raise UserError(f"configuration {file} must have a section '{SECTION}' of options")
-    return Setting(CONFIG, {SECTION: section}).word
+    return Setting(CONFIG, {SECTION: read_configuration(file).get(SECTION, {})}).word

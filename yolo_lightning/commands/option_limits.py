@@ -26,18 +26,17 @@ from yolo_lightning.model.variants import description_of
 from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.options.command_names import PICTURES, SUBCOMMANDS
 from yolo_lightning.options.option_table import NULL, CommandOptions
-from yolo_lightning.options.run_spec import CONFIG, RunSpec
+from yolo_lightning.options.run_spec import RunSpec
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.training.deadline import MAX_HOURS_LIMITS
 from yolo_lightning.training.recipe_limits import RECIPE_LIMITS
 from yolo_lightning.utils.choices import AUTO, as_settings, check_range
 from yolo_lightning.utils.distributed import NO_LAUNCH_ID, launch_id, machines_of_launch, may_restart, uses_agent_store
-from yolo_lightning.utils.nested_keys import flatten, nested
+from yolo_lightning.utils.nested_keys import nested, section
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import ZIP_START, first_look
 from yolo_lightning.utils.run_files import CHECKPOINTS
 from yolo_lightning.utils.suggestions import did_you_mean
-from yolo_lightning.utils.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from yolo_lightning.data.formats.dataset_format import DatasetFormat
@@ -53,10 +52,9 @@ LIMITS: dict[str, str] = {
 """Limits of options that belong to no group of settings, by full name."""
 
 SHEET_SAMPLES = ">= 1, <= 16"
-RECALIBRATION_IMAGES = ">= 2"
 LIMITS_OF_TOOLS = {
     "contact_sheet": {"samples": SHEET_SAMPLES},
-    "recalibrate": {"images": RECALIBRATION_IMAGES},
+    "recalibrate": {"images": ">= 2"},
     PICTURES: {"batch_size": ">= 1"},
 }
 """Limits of the options of commands whose parser imports torch."""
@@ -66,29 +64,17 @@ DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 
 EVALUATED = ("fit", "validate", "test")  # commands that read annotations
 
-SPLITS_READ: "dict[str, tuple[Split, ...]]" = {
-    "fit": ("train", "valid"),
-    "validate": ("valid",),
-    "test": ("test",),
-    "predict": ("predict",),
-    "contact_sheet": ("train",),
-    "recalibrate": ("train", "valid"),
-}
-"""Splits whose files must exist before a command starts."""
+SPLITS_OF_TOOLS: "dict[str, tuple[Split, ...]]" = {"contact_sheet": ("train",), "recalibrate": ("train", "valid")}
+"""Splits whose files must exist before a command besides fit, validate, test and predict starts."""
 
-OUTPUTS = {
-    "contact_sheet": {"output": ".png"},
-    "recalibrate": {"output": ".ckpt"},
-}
-"""Suffix of the files that commands write whose parser imports torch, by option."""
+OUTPUTS = {"contact_sheet": ".png", "recalibrate": ".ckpt"}
+"""Suffix of the file `--output` of commands whose parser imports torch."""
 
 
 def check_limits(spec: RunSpec) -> None:
-    """Raise a UserError for an option that is out of range, contradicts another option, or names a missing file."""
-    if spec.only_prints:
-        return
+    """Raise a UserError for an option that is out of range or contradicts another option."""
     options = spec.given
-    groups = _groups_of(spec.table, options)
+    _groups_of(spec)
     _check_values(spec.table, options)
     check_trainer(options)
     check_run(options)
@@ -97,11 +83,6 @@ def check_limits(spec: RunSpec) -> None:
     if spec.name == "fit":
         check_length(options)
         check_deadline(options)
-    if is_supervised() or launch_id() is not None:
-        return  # training processes of a supervisor or a launcher wait for files that are missing for a while
-    if spec.name in SUBCOMMANDS:
-        check_processors(options)
-    _check_files(spec, groups)
 
 
 def _check_values(command: CommandOptions, options: Mapping[str, Any]) -> None:
@@ -119,14 +100,13 @@ def _check_values(command: CommandOptions, options: Mapping[str, Any]) -> None:
     check_device(str(options.get("device", AUTO)))
 
 
-def _groups_of(command: CommandOptions, options: Mapping[str, Any]) -> dict[str, Any]:
+def _groups_of(spec: RunSpec) -> dict[str, Any]:
     """Return the groups of settings that the user has set, by full name; raise a UserError for a wrong value."""
-    keys = command.keys
-    values = {key: value for key, value in options.items() if key in keys}
+    keys = spec.table.keys
+    values = {key: value for key, value in spec.given.items() if key in keys}
     groups = {}
-    for name, option in command.options.items():
-        prefix = f"{name}."
-        settings = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    for name, option in spec.table.options.items():
+        settings = section(values, name)
         if option.settings and settings:
             module, _, class_name = option.settings.rpartition(".")
             groups[name] = as_settings(getattr(import_module(module), class_name), nested(settings))
@@ -176,28 +156,31 @@ def check_launch(options: Mapping[str, Any], *, is_fit: bool) -> None:
         )
 
 
-def _check_files(spec: RunSpec, groups: Mapping[str, Any]) -> None:
-    """Raise a UserError for a file that the command cannot read or write, or annotations that it cannot use.
+def check_files(spec: RunSpec) -> None:
+    """Raise a UserError for a device or a file that the command cannot use, or annotations that do not suit it.
 
-    Args:
-        spec: Options that the user has set.
-        groups: Groups of settings that the user has set, by full name.
+    Training processes of a supervisor or a launcher wait for what is missing for a while; they are not checked.
     """
-    options: Mapping[str, Any] = spec.given
+    if is_supervised() or launch_id() is not None:
+        return
+    options = spec.given
+    groups = _groups_of(spec)
+    if spec.name in SUBCOMMANDS:
+        check_processors(options)
     if spec.name == PICTURES:
         _check_pictures(spec.arguments, options)
-    for name, suffix in OUTPUTS.get(spec.name, {}).items():
+    if spec.name in OUTPUTS:
         from yolo_lightning.commands.console import check_writable
 
-        check_writable(options.get(name), suffix)
+        check_writable(options.get("output"), OUTPUTS[spec.name])
     checkpoint = None
     if spec.name in SUBCOMMANDS:
         checkpoint = _checked_checkpoint(spec.name, options)
-    if spec.name not in SPLITS_READ:
+    if not spec.reads_data:
         return
-    splits = SPLITS_READ[spec.name]
-    if "checkpoint" in spec.table.options:
-        options = _with_options_of_run(spec)
+    from yolo_lightning.data.index.splits import SPLITS_OF_STAGE
+
+    splits = (SPLITS_OF_STAGE | SPLITS_OF_TOOLS)[spec.name]
     dataset = _dataset(options, groups)
     for split in splits:
         dataset.check_files(split)
@@ -206,7 +189,7 @@ def _check_files(spec: RunSpec, groups: Mapping[str, Any]) -> None:
     if checkpoint is not None and not options.get("model.single_class"):
         _compare_classes(checkpoint, dataset)
     if spec.name in EVALUATED:
-        check_data(dataset, spec.name, options, groups)
+        check_data(dataset, splits, options, groups)
 
 
 def _check_model(options: Mapping[str, Any]) -> None:
@@ -214,18 +197,25 @@ def _check_model(options: Mapping[str, Any]) -> None:
     if resumes(options) or options.get("ckpt_path") is not None:
         return
     weights = options.get("model.weights")
-    if weights is not None:
-        check_weights(weights)
-    elif "model.variant" in options:
-        description_of(options["model.variant"])
+    if weights is None:
+        if "model.variant" in options:
+            description_of(options["model.variant"])
+        return
+    with existing_weights(weights).open("rb") as file:
+        head = file.read(64)
+    if not head.startswith(ZIP_START):
+        accepted = "a .pt or .ckpt file of weights, which torch.save has written"
+        raise UserError(f"model.weights must be {accepted}, got {weights}, which {first_look(head)}")
 
 
-def check_data(dataset: "DatasetFormat", command: str, options: Mapping[str, Any], groups: Mapping[str, Any]) -> None:
+def check_data(
+    dataset: "DatasetFormat", splits: "Sequence[Split]", options: Mapping[str, Any], groups: Mapping[str, Any]
+) -> None:
     """Raise a UserError for annotations and frames that fit, validate or test cannot use; the index is stored.
 
     Args:
         dataset: Dataset of the command.
-        command: fit, validate or test.
+        splits: Splits that the command reads; only a fit reads the training split.
         options: Options that the user has set, by full name.
         groups: Groups of settings that the user has set, by full name.
     """
@@ -234,14 +224,14 @@ def check_data(dataset: "DatasetFormat", command: str, options: Mapping[str, Any
 
     hide_harmless_messages()
     limits = dataset.settings.limits
-    is_fit = command == "fit"
-    for split in SPLITS_READ[command]:
+    is_fit = "train" in splits
+    for split in splits:
         index = dataset.open_index(split)
         left_out = limits.quarantined(index, split)
         # One channel is enough for sizes and depths. The weights of an evaluation may set data.input.pixel_range.
         refuse_frames(index, dataset.open_storage(split, 1), left_out, is_depth_known=is_fit)
         refuse_annotations(index, split, limits, dataset.origin(split))
-        if is_fit and split == "train":
+        if split == "train":
             _check_training(index, dataset.name(split), options, groups)
 
 
@@ -270,12 +260,12 @@ def _check_training(index: "SplitIndex", name: str, options: Mapping[str, Any], 
 def _fewest_processes(options: Mapping[str, Any]) -> int:
     """Return the smallest number of processes of a fit: `auto` and -1 are at least one device."""
     devices = options.get("trainer.devices", AUTO)
-    nodes = options.get("trainer.num_nodes", 1)
+    nodes = int(options.get("trainer.num_nodes", 1))
     if isinstance(devices, list):
-        return len(devices) * int(nodes)
+        return len(devices) * nodes
     if str(devices).isdecimal():
-        return int(devices) * int(nodes)
-    return int(nodes)
+        return int(devices) * nodes
+    return nodes
 
 
 def _check_pictures(words: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -301,17 +291,13 @@ def _checked_checkpoint(command: str, options: Mapping[str, Any]) -> Path | None
     Raises:
         UserError: If the checkpoint does not exist, or an evaluation has no weights.
     """
-    name = options.get("ckpt_path")
-    folder = options.get("trainer.default_root_dir")
-    is_new = name is None and (command == "fit" or options.get("model.weights") is not None)
-    if is_new and folder is None:
-        return None
     from yolo_lightning.checkpoints.remote_folder import is_address
     from yolo_lightning.checkpoints.resume import checked, checkpoint_to_evaluate
     from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, configured_folder
 
-    base = configured_folder(str(folder or DEFAULT_RUN))
-    if is_new:
+    base = configured_folder(str(options.get("trainer.default_root_dir") or DEFAULT_RUN))
+    name = options.get("ckpt_path")
+    if name is None and (command == "fit" or options.get("model.weights") is not None):
         return None
     if name is None:
         return checkpoint_to_evaluate(base)
@@ -338,32 +324,11 @@ def _compare_classes(checkpoint: Path, dataset: "DatasetFormat") -> None:
         )
 
 
-def check_weights(weights: str) -> None:
-    """Raise a UserError if `model.weights` does not exist, or does not begin as a file of torch.save."""
-    with existing_weights(weights).open("rb") as file:
-        head = file.read(64)
-    if not head.startswith(ZIP_START):
-        accepted = "a .pt or .ckpt file of weights, which torch.save has written"
-        raise UserError(f"model.weights must be {accepted}, got {weights}, which {first_look(head)}")
-
-
 def refuse_runs(sources: Sequence[str]) -> None:
     """Raise a UserError if a source of pictures is a run folder."""
     for source in sources:
         if (user_path(source) / CHECKPOINTS).is_dir():
             raise UserError(f"{source} is a run folder; write predict PICTURES --run {source}")
-
-
-def _with_options_of_run(spec: RunSpec) -> Mapping[str, Any]:
-    """Return the options with those of the run whose checkpoint a command uses; raise a UserError for no checkpoint."""
-    from yolo_lightning.checkpoints.resume import chosen_checkpoint
-    from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, configuration_of
-
-    options = spec.given
-    configuration = configuration_of(chosen_checkpoint(options.get("run", DEFAULT_RUN), options.get("checkpoint")))
-    if configuration is None or any(setting.key == CONFIG for setting in spec.settings):
-        return options
-    return {**flatten(read_yaml(configuration)), **options}
 
 
 def _dataset(options: Mapping[str, Any], groups: Mapping[str, Any]) -> "DatasetFormat":

@@ -15,7 +15,6 @@ from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.console import check_writable, counter, writing
 from yolo_lightning.commands.half_scores import Comparison
-from yolo_lightning.commands.option_limits import RECALIBRATION_IMAGES
 from yolo_lightning.commands.validation_matches import match_validation, network_for
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
@@ -31,7 +30,6 @@ from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.training.normalization_statistics import has_single_values, recompute_statistics
 from yolo_lightning.utils.accelerator import chosen_device
-from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.run_files import RECALIBRATED_CHECKPOINT
 
@@ -64,7 +62,6 @@ def recalibrate(
         conv_backend: As `model.convolution.backend`.
         output: File to write, with the suffix .ckpt; null: `recalibrated.ckpt` beside the checkpoint.
     """
-    check_range("images", images, RECALIBRATION_IMAGES)
     file = chosen_checkpoint(run, checkpoint)
     target = user_path(output) if output is not None else file.with_name(RECALIBRATED_CHECKPOINT)
     if real_path(target) == real_path(file):

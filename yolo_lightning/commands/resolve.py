@@ -4,12 +4,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from yolo_lightning.commands.option_limits import check_limits
+from yolo_lightning.commands.option_limits import check_files, check_limits
 from yolo_lightning.errors import UserError
 from yolo_lightning.options.command_names import PICTURES, SUBCOMMANDS, WITH_RUN
 from yolo_lightning.options.option_checks import check_command, check_options
 from yolo_lightning.options.option_table import find_command
 from yolo_lightning.options.run_spec import (
+    CONFIG,
     FILE_OPTION,
     FULL_HELP,
     HELP_WORDS,
@@ -47,19 +48,33 @@ def resolve(words: Sequence[str]) -> RunSpec:
         return spec
     asks_full_help = FULL_HELP in spec.arguments
     if not asks_full_help and any(word in HELP_WORDS for word in spec.arguments):
-        _print_help(spec)
+        if spec.name == "predict":
+            print(fitted(short_help(find_command(PICTURES))), end="\n\n\n")
+        print(fitted(short_help(spec.table)))
         raise SystemExit(0)
     spec = read_spec(words, os.environ)
     if not asks_full_help:  # which the parser prints
         check_options(spec)
+    if not spec.only_prints:
         check_limits(spec)
+        spec = _with_configuration_of_run(spec)
+        check_files(spec)
     return spec
 
 
-def _print_help(spec: RunSpec) -> None:
-    if spec.name == "predict":
-        print(fitted(short_help(find_command(PICTURES))), end="\n\n\n")
-    print(fitted(short_help(spec.table)))
+def _with_configuration_of_run(spec: RunSpec) -> RunSpec:
+    """Return a command line with the configuration of the run whose checkpoint a tool uses, unless one is given."""
+    is_given = any(setting.key == CONFIG for setting in spec.settings)
+    if is_given or not spec.reads_data or "checkpoint" not in spec.table.options:
+        return spec
+    from yolo_lightning.checkpoints.resume import chosen_checkpoint
+    from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, configuration_of
+
+    options = spec.given
+    configuration = configuration_of(chosen_checkpoint(options.get("run", DEFAULT_RUN), options.get("checkpoint")))
+    if configuration is None:
+        return spec
+    return read_spec([*spec.words, f"{FILE_OPTION}={configuration}"], os.environ)
 
 
 def with_run(words: Sequence[str]) -> list[str]:

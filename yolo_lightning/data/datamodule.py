@@ -28,7 +28,7 @@ from yolo_lightning.data.formats.ltdv2 import LTDv2Format
 from yolo_lightning.data.frame_outage import FrameOutage, FrameOutageError
 from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.index.splits import Shares, Split, describe_split
+from yolo_lightning.data.index.splits import SPLITS_OF_STAGE, Shares, Split, describe_split
 from yolo_lightning.data.input_settings import Channels, InputSettings
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.layouts.choose_layout import check_layout
@@ -58,12 +58,6 @@ from yolo_lightning.utils.rank_zero import hide_harmless_lines
 
 RGB_CHANNELS: Channels = 3
 
-SPLITS_OF_STAGE: dict[str, tuple[Split, ...]] = {
-    "fit": ("train", "valid"),
-    "validate": ("valid",),
-    "test": ("test",),
-    "predict": ("predict",),
-}
 EVALUATED_SPLITS: tuple[Split, ...] = ("valid", "test")
 
 

@@ -118,6 +118,11 @@ class RunSpec:
         return self.name not in SUBCOMMANDS
 
     @property
+    def reads_data(self) -> bool:
+        """Whether the command reads a dataset, which options `data.*` describe."""
+        return "data.root" in self.table.options
+
+    @property
     def words_after_name(self) -> tuple[str, ...]:
         """The words after the command and its section."""
         if self.name in (self.command, PICTURES):
@@ -225,16 +230,13 @@ def _with_contents(setting: Setting, options: Mapping[str, CommandOption]) -> Se
     value = setting.value
     if key != CONFIG:
         content = _with_groups({key: value}, options)[key]
-        if not isinstance(content, dict):
-            return setting
-        source = setting.source
-        if os.path.isfile(value):
-            source = value
-        return Setting(key, content, source)
+        if content != value and os.path.isfile(value):
+            return Setting(key, content, source=value)
+        return setting._replace(value=content)
     is_flat = not any(isinstance(part, dict) for part in value.values())
     if is_flat:  # can contain arguments of Ultralytics, whose `data` and `model` are other files
         options = {name: option for name, option in options.items() if name not in ("data", "model")}
-    return Setting(key, _with_groups(value, options), setting.source)
+    return setting._replace(value=_with_groups(value, options))
 
 
 def _with_groups(tree: Mapping[str, Any], options: Mapping[str, CommandOption], prefix: str = "") -> dict[str, Any]:

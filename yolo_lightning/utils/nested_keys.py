@@ -1,5 +1,6 @@
 """Options by full key, such as `data.loader.num_workers`, and as nested mappings."""
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -12,6 +13,12 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
+
+
+def section(options: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the options of a section, such as `data.loader`, without its name and the dot."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:

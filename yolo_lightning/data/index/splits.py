@@ -16,6 +16,12 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import settings_group
 
 Split = Literal["train", "valid", "test", "predict"]
+SPLITS_OF_STAGE: dict[str, tuple[Split, ...]] = {
+    "fit": ("train", "valid"),
+    "validate": ("valid",),
+    "test": ("test",),
+    "predict": ("predict",),
+}
 
 
 @settings_group("data.split", train_fraction="> 0, <= 1", valid_fraction="> 0, <= 1", valid_share="> 0, < 1")
