@@ -32,7 +32,6 @@ from yolo_lightning.commands.parser_errors import ShortErrors
 from yolo_lightning.commands.rank_plan import plan_of_all_ranks
 from yolo_lightning.commands.resolve import resolve
 from yolo_lightning.commands.run_plan import FROM_DATA, Run, prepared_plan
-from yolo_lightning.commands.trainer_limits import DEADLINE_OPTIONS
 from yolo_lightning.commands.user_errors import user_errors
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.errors import UserError
@@ -330,14 +329,21 @@ def run(spec: RunSpec, cli_class: type[YOLOCLI] = YOLOCLI) -> None:
 
 def chosen_callbacks(configured: list[Callback], options: Mapping[str, Any], *, is_fit: bool) -> list[Callback]:
     """Return the configured callbacks, the default ones and those of options of the run."""
-    if is_fit and options["deadline"] is not None:
-        configured = with_deadline(configured, options["deadline"])
+    deadline = options["deadline"]
+    if is_fit and deadline is not None:
+        if any(isinstance(callback, callbacks.StatusFile) for callback in configured):
+            raise UserError(
+                f"deadline must not be set if trainer.callbacks contains StatusFile, got {deadline}: set "
+                "init_args.deadline of StatusFile"
+            )
+        configured = [*configured, callbacks.StatusFile(deadline=deadline)]
     chosen = with_default_callbacks(configured, is_fit=is_fit, use_defaults=options["default_callbacks"])
     if is_fit and options["mirror"] is not None:
         chosen.append(callbacks.CheckpointMirror(options["mirror"]))
-    deadline = {name: options[name] for name in DEADLINE_OPTIONS}
-    if is_fit and any(value is not None for value in deadline.values()):
-        chosen.append(callbacks.FinishBy(**deadline))
+    finish_by = options["finish_by"]
+    max_hours = options["max_hours"]
+    if is_fit and (finish_by is not None or max_hours is not None):
+        chosen.append(callbacks.FinishBy(finish_by, max_hours))
     return chosen
 
 
@@ -357,16 +363,6 @@ def is_of_lightning(error: Exception) -> bool:
     constructor = callbacks.StoppableTrainer.__init__.__code__  # only calls the constructor of Lightning's Trainer
     callers = [frame for frame in frames if frame.f_code is not constructor]
     return not any(is_of_package(frame.f_globals["__name__"]) for frame in callers)
-
-
-def with_deadline(configured: list[Callback], deadline: str) -> list[Callback]:
-    """Return the callbacks with a StatusFile that names the deadline; raise a UserError if one is configured."""
-    if any(isinstance(callback, callbacks.StatusFile) for callback in configured):
-        raise UserError(
-            f"deadline must not be set if trainer.callbacks contains StatusFile, got {deadline}: set "
-            "init_args.deadline of StatusFile"
-        )
-    return [*configured, callbacks.StatusFile(deadline=deadline)]
 
 
 def as_list(values: Any) -> list[Any]:

@@ -46,7 +46,7 @@ from yolo_lightning.utils.accelerator import accelerator_or_cpu
 from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.host import worker_count
-from yolo_lightning.utils.nested_keys import flatten
+from yolo_lightning.utils.nested_keys import flatten, section
 from yolo_lightning.utils.slurm import is_slurm_task
 
 FROM_DATA = frozenset({"class_names", "input_channels"})
@@ -130,10 +130,9 @@ def plan_fit(chosen: ChosenRun, options: Mapping[str, Any]) -> Run:
     if options["supervision.enabled"] and not is_supervised():
         restarter = "SLURM restarts the job (--requeue)" if is_slurm_task() else "torchrun restarts (--max-restarts)"
         lines.append(f"supervision.enabled is ignored: {restarter}")
-    if checkpoint is None:
-        weights = weights_file(options)
-        if weights is not None:
-            lines += changes(_bound_by(weights, options), options, f"the weights {weights}")
+    if checkpoint is None and options["model.weights"] is not None:
+        weights = weights_file(options["model.weights"])
+        lines += changes(_bound_by(weights, options), options, f"the weights {weights}")
     return replace(run, lines=tuple(lines))
 
 
@@ -220,9 +219,8 @@ def with_precision(run: Run, options: Mapping[str, Any]) -> Run:
         return run
     if not run.is_fit:
         return replace(run, precision=FLOAT32)
-    prefix = "model.convolution."
-    fields = {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
-    choice: PrecisionChoice = choose_precision(training_device(options), ConvolutionSettings(**fields), verdicts_file())
+    convolution = ConvolutionSettings(**section(options, "model.convolution"))
+    choice: PrecisionChoice = choose_precision(training_device(options), convolution, verdicts_file())
     reason = choice.reason
     if run.precision is not None:
         reason = "as in the checkpoint"
@@ -269,10 +267,7 @@ def plan_evaluation(spec: RunSpec, options: Mapping[str, Any]) -> Run:
         restored = options.keys() & saved.keys() - of_data - spec.given.keys()
         changed = {name: saved[name] for name in restored} | {"model.weights": None}
     else:
-        weights = weights_file(options)
-        bound = {}
-        if weights is not None:
-            bound = _bound_by(weights, options)
+        bound = _bound_by(weights_file(options["model.weights"]), options)
     changed |= {name: value for name, value in bound.items() if name not in spec.typed}
     lines = precedence(bound, options, {**options, **changed})
     folder = None
@@ -285,11 +280,8 @@ def plan_evaluation(spec: RunSpec, options: Mapping[str, Any]) -> Run:
     return Run(folder, checkpoint, options=changed, lines=(*lines, _place_line(folder, checkpoint)))
 
 
-def weights_file(options: Mapping[str, Any]) -> Path | None:
-    """Return the file of `model.weights`, None if it is null; raise a ValueError if it is missing or damaged."""
-    weights = options["model.weights"]
-    if weights is None:
-        return None
+def weights_file(weights: str) -> Path:
+    """Return the file of `model.weights`; raise a UserError if it is missing or damaged."""
     path = existing_weights(weights)
     if path.suffix == ".ckpt":
         require_whole(path, "model.weights")

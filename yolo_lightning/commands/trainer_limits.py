@@ -16,8 +16,8 @@ from yolo_lightning.supervision import is_supervised
 from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.host import available_cores
 from yolo_lightning.utils.moment import parse_moment
+from yolo_lightning.utils.nested_keys import section
 
-DEADLINE_OPTIONS = ("finish_by", "max_hours")
 LIMITED = (*(f"limit_{split}_batches" for split in ("train", "val", "test", "predict")), "overfit_batches")
 LEAST = {
     **dict.fromkeys(("max_steps", "num_sanity_val_steps"), -1),
@@ -52,7 +52,7 @@ NO_DEVICE: tuple[Any, ...] = (0, "0", [])
 
 def check_trainer(options: Mapping[str, Any]) -> None:
     """Raise a UserError for an option of the Trainer that is out of range or replaced by another option."""
-    values = {key.removeprefix("trainer."): value for key, value in options.items() if key.startswith("trainer.")}
+    values = section(options, "trainer")
     for name, least in LEAST.items():
         _check_number(name, values.get(name), least)
     for name, (off, replacement) in REPLACED.items():
@@ -64,19 +64,15 @@ def check_trainer(options: Mapping[str, Any]) -> None:
         raise UserError(f"trainer.max_time must be DD:HH:MM:SS, got {max_time}")
     if values.get("accelerator") == "mps" and sys.platform != "darwin":
         raise UserError("trainer.accelerator must be auto, cpu or gpu on this machine, got mps, which needs macOS.")
-    _check_strategy(str(values.get("strategy")))
+    strategy = str(values.get("strategy"))  # can be the path of a class, which is not checked
+    is_usable = strategy.startswith(STRATEGIES) and not strategy.endswith(WITHIN_A_PROGRAM)
+    if SHORT_NAME.fullmatch(strategy) and not is_usable:
+        raise UserError(f"trainer.strategy must be auto, ddp or a class, got {strategy}.")
     profiler = values.get("profiler")
     if isinstance(profiler, str) and SHORT_NAME.fullmatch(profiler) and profiler not in PROFILERS:
         raise UserError(f"trainer.profiler must be {', '.join(PROFILERS)} or a class, got {profiler}.")
     if values.get("use_distributed_sampler"):
         raise UserError("trainer.use_distributed_sampler must be false, got true: the data module assigns frames.")
-
-
-def _check_strategy(strategy: str) -> None:
-    """Raise a UserError for the name of a strategy of Lightning that cannot train here; a class path is not checked."""
-    is_usable = strategy.startswith(STRATEGIES) and not strategy.endswith(WITHIN_A_PROGRAM)
-    if SHORT_NAME.fullmatch(strategy) and not is_usable:
-        raise UserError(f"trainer.strategy must be auto, ddp or a class, got {strategy}.")
 
 
 def _check_number(name: str, value: Any, least: int) -> None:
