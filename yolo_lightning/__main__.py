@@ -6,7 +6,7 @@ import sys
 
 from yolo_lightning.utils.offline import set_switches
 from yolo_lightning.utils.slurm import requeued
-from yolo_lightning.utils.stop_signals import STOPPABLE, Stopped, request, say
+from yolo_lightning.utils.stop_signals import Stopped, request, say
 
 
 def main() -> None:
@@ -22,14 +22,14 @@ def main() -> None:
     set_switches()
     from yolo_lightning.commands.resolve import resolve
     from yolo_lightning.commands.user_errors import user_errors
-    from yolo_lightning.options.command_names import WITHOUT_TORCH
+    from yolo_lightning.options.command_names import SUBCOMMANDS, WITHOUT_TORCH
 
     with requeued(), user_errors():
         spec = resolve(sys.argv[1:])
         from yolo_lightning.supervision import remove_files_of_dead_processes
 
         remove_files_of_dead_processes()
-        if spec.command in STOPPABLE:
+        if spec.command in SUBCOMMANDS:
             request.install()
         try:
             from yolo_lightning.commands.fit_start import start_supervisor

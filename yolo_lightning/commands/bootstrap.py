@@ -8,7 +8,7 @@ from yolo_lightning.commands.console import count_text
 from yolo_lightning.commands.monitor.read_run import check_holds_run
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.bootstrap_limits import MIN_BOOTSTRAP_SAMPLES
-from yolo_lightning.utils.choices import check_choices, check_range
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.run_files import evaluation_record
 
@@ -33,7 +33,6 @@ def bootstrap(
         samples: Number of bootstrap samples, >= 100.
         confidence: Share of the samples inside an interval, > 0 and < 1.
     """
-    check_choices("stage", [stage], Evaluated)
     check_range("samples", samples, f">= {MIN_BOOTSTRAP_SAMPLES}")
     check_range("confidence", confidence, "> 0", "< 1")
     folder = user_path(run)

@@ -22,6 +22,7 @@ from yolo_lightning.supervision.job import JOB_VARIABLE, SuperviseSettings, supe
 from yolo_lightning.supervision.next_action import LONGEST_PAUSE_S
 from yolo_lightning.supervision.run_lock import current_holder
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
+from yolo_lightning.utils.addresses import REFERENCE
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.plain_text import UNSAFE
@@ -30,7 +31,6 @@ from yolo_lightning.utils.run_files import FINISHED_FILE, config_name, has_check
 RECORDED = re.compile(
     rf"{ENVIRONMENT.pattern}|PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|XDG_\w+_HOME|TMPDIR|TZ|LANG|LC_\w+|{PREFIX}_\w+"
 )
-REFERENCE = re.compile(r"\$(\w+)")  # name of a variable in place of an address
 NO_RESTART = (
     *(ExitCode.FAILED, ExitCode.USAGE),  # before the first step; `run` itself waits for missing disks
     *(ExitCode.GAVE_UP, ExitCode.NEEDS_REBOOT, ExitCode.RUN_IN_USE),

@@ -106,7 +106,7 @@ def fuse(
     with writing(target):
         write_submission(entries(result), target)
     parts = " + ".join(f"{share:.4g} x {file}" for share, file in zip(shares, files, strict=True))
-    print(f"{target}: {len(result.image_ids):,} images, {len(result.scores):,} detections; {parts}")
+    print(f"{target}: {_counts(result)}; {parts}")
 
 
 def _shares(weights: Sequence[float], count: int) -> list[float]:
@@ -174,8 +174,7 @@ def rescore(
     if models is not None:
         with writing(Path(models)):
             write_models(taught, Path(models))
-    counts = f"{len(result.image_ids):,} images, {len(result.scores):,} detections"
-    print(f"better on {comparison.where}; {target}: {counts}")
+    print(f"better on {comparison.where}; {target}: {_counts(result)}")
 
 
 def _read_template(file: str | None) -> Template | None:
@@ -210,10 +209,14 @@ def _contents_of(files: Sequence[str], template: Template | None) -> list[Conten
     return contents
 
 
+def _counts(content: Content) -> str:
+    return f"{len(content.image_ids):,} images, {len(content.scores):,} detections"
+
+
 def show(path: Path, report: SubmissionReport) -> None:
     """Print the problems of a submission."""
     if report.content is not None:
-        print(f"{path}: {len(report.content.image_ids):,} images, {len(report.content.scores):,} detections")
+        print(f"{path}: {_counts(report.content)}")
     for problem in report.problems:
         print(printable(f"error: {problem.what}: {problem.count:,}"))
         if problem.example:

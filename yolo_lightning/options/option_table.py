@@ -29,14 +29,14 @@ class CommandOption(NamedTuple):
 
     default: str = ""  # as help shows the default; empty for none
     help: str = ""  # first sentence
-    types: tuple[str, ...] = ()  # accepted types and values, in words; empty if only the parser can decide
+    types: Sequence[str] = ()  # accepted types and values, in words; empty if only the parser can decide
     is_group: bool = False  # whether the option is set by its keys
     is_switch: bool = False  # whether the option needs no value
     is_positional: bool = False
     settings: str = ""  # path of the dataclass of a group of settings whose file imports no torch
 
     @property
-    def choices(self) -> tuple[str, ...]:
+    def choices(self) -> Sequence[str]:
         """All accepted values; empty if they are no fixed list."""
         is_open = any(
             name in (INTEGER, NUMBER, BOOLEAN, TEXT, CLASS_PATH) or name.startswith(LIST) for name in self.types
@@ -84,11 +84,7 @@ def find_command(name: str) -> CommandOptions:
     stored = content["commands"].get(name)
     if stored is None:
         return CommandOptions(name, "", {})
-    entries = content["entries"]
-    options = {}
-    for key, position in stored["options"].items():
-        entry = entries[position]
-        options[key] = CommandOption(**entry | {"types": tuple(entry.get("types", ()))})
+    options = {key: CommandOption(**content["entries"][position]) for key, position in stored["options"].items()}
     return CommandOptions(name, stored["purpose"], options, stored["shown"])
 
 

@@ -22,7 +22,6 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXCHANGED_SIGNALS = (*STOP_SIGNALS, REQUEUE_SIGNAL)
 """Signals about which the ranks agree."""
 
-STOPPABLE = frozenset({"fit", "validate", "test", "predict"})  # subcommands that install the handler
 NOTICE = "the fit ends after the current step, or after the validation in progress, and saves a checkpoint"
 
 
