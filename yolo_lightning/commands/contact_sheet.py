@@ -108,7 +108,9 @@ def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: P
     """Draw rows of samples with headings and a legend of the classes into a PNG."""
     columns = max(map(len, rows.values()))
     legend_lines = math.ceil(len(class_names) / (NAMES_PER_CELL * columns))
-    height_px = len(rows) * _row_px(next(iter(rows.values()))[0]) + legend_lines * LINE_PX
+    height, width = next(iter(rows.values()))[0].image.shape[:2]
+    row_px = round(CELL_PX * height / width) + TEXT_PX
+    height_px = len(rows) * row_px + legend_lines * LINE_PX
     figure = Figure((columns * CELL_PX / DPI, height_px / DPI), DPI, layout="constrained")
     for part, (heading, samples) in zip(figure.subfigures(len(rows), squeeze=False)[:, 0], rows.items(), strict=True):
         part.suptitle(without_math(heading), x=0.0, horizontalalignment="left", fontsize=9)
@@ -124,13 +126,6 @@ def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: P
     with replacing(path) as temporary, warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph .* missing from font")
         figure.savefig(temporary, format="png")
-
-
-def _row_px(sample: Sample) -> int:
-    """Return the height of a row with its texts in pixels."""
-    height, width = sample.image.shape[:2]
-    image_px: int = round(CELL_PX * height / width)
-    return image_px + TEXT_PX
 
 
 def title_of(sample: Sample) -> str:

@@ -37,10 +37,13 @@ def reported(trainer: Trainer) -> Iterator[None]:
     except SIGTERMException:
         number = request.number or signal.SIGTERM
     except OSError as error:
-        if error.errno in DISK_FULL:
-            end(trainer, f"error: disk full: {_describe(error)}; the fit ended", ExitCode.DISK_FULL)
+        reason = with_place(error)
         if isinstance(error, NotSavedError):
-            end(trainer, f"error: {_describe(error)}; the fit ended", ExitCode.NOT_SAVED)
+            reason = f"the last checkpoint could not be saved: {reason}"
+        if error.errno in DISK_FULL:
+            end(trainer, f"error: disk full: {reason}; the fit ended", ExitCode.DISK_FULL)
+        if isinstance(error, NotSavedError):
+            end(trainer, f"error: {reason}; the fit ended", ExitCode.NOT_SAVED)
         raise
     if number is not None:
         end(trainer, f"stopped by {signal.Signals(number).name}", of_signal(number))
@@ -59,12 +62,6 @@ def missing_process_reported() -> Iterator[None]:
         raise SystemExit(
             f"error: a process is missing or has ended: {error} Time limit: see configs/engine/ddp.yaml."
         ) from None
-
-
-def _describe(error: OSError) -> str:
-    if isinstance(error, NotSavedError):
-        return f"the last checkpoint could not be saved: {with_place(error)}"
-    return with_place(error)
 
 
 def end(trainer: Trainer, reason: str, code: int) -> NoReturn:

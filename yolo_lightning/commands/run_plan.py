@@ -117,7 +117,11 @@ def plan_fit(chosen: ChosenRun, options: Mapping[str, Any]) -> Run:
     end_line = _end_line(chosen, options)
     if end_line is not None:
         return Run(chosen.folder, is_fit=True, is_finished=True, lines=(end_line,))
-    checkpoint = _first_checkpoint(chosen)
+    checkpoint = None  # random or pretrained weights
+    if chosen.resumes:
+        checkpoint = checkpoint_to_resume(chosen.folder)
+    elif chosen.checkpoint is not None:
+        checkpoint = checked(chosen.checkpoint, chosen.folder)
     run = _after_failures(Run(chosen.folder, checkpoint, is_fit=True), options)
     if checkpoint is not None:
         run = _resumed(run, checkpoint, options)
@@ -180,15 +184,6 @@ def _end_line(chosen: ChosenRun, options: Mapping[str, Any]) -> str | None:
         remedy = "submit a new job" if is_slurm_task() else f"set another --rdzv-id than {launch_id()}"
         line += f" To start a new run, {remedy}."
     return line
-
-
-def _first_checkpoint(chosen: ChosenRun) -> Path | None:
-    """Return the file of the checkpoint at which a fit begins, or None for random or pretrained weights."""
-    if chosen.resumes:
-        return checkpoint_to_resume(chosen.folder)
-    if chosen.checkpoint is not None:
-        return checked(chosen.checkpoint, chosen.folder)
-    return None
 
 
 def _place_line(folder: Path, checkpoint: Path | None) -> str:
@@ -270,13 +265,12 @@ def plan_evaluation(spec: RunSpec, options: Mapping[str, Any]) -> Run:
         bound = _bound_by(weights_file(options["model.weights"]), options)
     changed |= {name: value for name, value in bound.items() if name not in spec.typed}
     lines = precedence(bound, options, {**options, **changed})
-    folder = None
+    folder = base
     if checkpoint is not None:
-        folder = run_folder.run_of(checkpoint)
+        folder = run_folder.run_of(checkpoint) or base
         if "model.weights" in spec.typed:
             unused = options["model.weights"]
             lines.append(f"model.weights {unused} is not used: there is a run; for the weights, use a new run folder")
-    folder = folder or base
     return Run(folder, checkpoint, options=changed, lines=(*lines, _place_line(folder, checkpoint)))
 
 

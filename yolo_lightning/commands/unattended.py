@@ -36,6 +36,7 @@ def unattended(run: Path, settings: SuperviseSettings, *, has_service: bool) -> 
         if largest:
             space += f", enough for {disk.free_bytes // largest:,} checkpoints"
     patience = f"{settings.patience_h:g} h"
+    starts = f"{settings.attempts} failed attempts or {min(settings.attempts, EARLY_ATTEMPTS)} hangs of the start"
     service = "not covered"
     if has_service:
         service = "the service resumes the newest checkpoint"
@@ -46,17 +47,6 @@ def unattended(run: Path, settings: SuperviseSettings, *, has_service: bool) -> 
         f"  missing     data, disks, network, devices are waited for, up to {patience}",
         f"  full disk   training continues, checkpoints wait for space; {space}",
         f"  reboot      {service}",
-        *_ends(settings),
-        "Not covered:" if open_points else "Not covered: a defect of the disk with the run folder (--mirror)",
-        *(f"  - {point}" for point in open_points),
-    ]
-
-
-def _ends(settings: SuperviseSettings) -> list[str]:
-    """Return every way in which `next_action` ends a run, with the exit code."""
-    patience = f"{settings.patience_h:g} h"
-    starts = f"{settings.attempts} failed attempts or {min(settings.attempts, EARLY_ATTEMPTS)} hangs of the start"
-    return [
         "The run ends (exit code):",
         "  finished    after the last step and the work that follows it (0)",
         "  stopped     by a stop signal or `stop` (130, 143, 129), or 77 if a process survives SIGKILL",
@@ -66,4 +56,6 @@ def _ends(settings: SuperviseSettings) -> list[str]:
         "              unexpected error (1)",
         f"              before it, in a new run: by two equal errors (1), by {starts} (76),",
         "              by a process that survives SIGKILL or a device that does not respond (77)",
+        "Not covered:" if open_points else "Not covered: a defect of the disk with the run folder (--mirror)",
+        *(f"  - {point}" for point in open_points),
     ]
