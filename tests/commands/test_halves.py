@@ -6,7 +6,7 @@ import numpy as np
 from synthetic import draw_dataset
 
 from tests.helpers.data_module import data_module
-from yolo_lightning.commands.validation_matches import first_half
+from yolo_lightning.commands.half_scores import first_half
 from yolo_lightning.data.index.split_index import SplitIndex
 
 

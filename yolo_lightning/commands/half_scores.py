@@ -7,11 +7,22 @@ import numpy as np
 
 from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.data.array_types import BoolArray
+from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.data.index.splits import choose_clips
 from yolo_lightning.evaluation.drift import RankingScores, drift_scores
 from yolo_lightning.evaluation.matching import Matches
 from yolo_lightning.evaluation.score_table import number_table, ranking_cells
 
 PARTS = ("all", "half 1", "half 2")
+
+
+def first_half(index: SplitIndex) -> BoolArray:
+    """Return `(frames,)` whether a frame belongs to the first half: half of each month's clips, at least one.
+
+    Halves share no clip, because neighbouring frames are near duplicates. Clips are chosen by a hash of their names,
+    independent of run and machine. A month with a single clip is in the first half only.
+    """
+    return np.isin(index.clips(), choose_clips(index, 0.5))
 
 
 def score_frames(matches: Matches, frames: BoolArray) -> RankingScores:

@@ -14,20 +14,22 @@ from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.console import check_writable, counter, writing
-from yolo_lightning.commands.half_scores import Comparison
-from yolo_lightning.commands.validation_matches import match_validation, network_for
-from yolo_lightning.data.batch import collate
+from yolo_lightning.commands.half_scores import Comparison, first_half
+from yolo_lightning.data.batch import collate, targets
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.loader import EvaluationLoader, evaluation_settings, loader_arguments
-from yolo_lightning.detector import arranged_network
+from yolo_lightning.detector import arranged_network, folded_network
 from yolo_lightning.errors import UserError
+from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.model.convolution_settings import Convolution
 from yolo_lightning.model.graph import network_input
 from yolo_lightning.model.layers import FoldedGraph, graph_stride
-from yolo_lightning.model.network_settings import NetworkSettings
+from yolo_lightning.model.network_settings import NetworkSettings, read_settings
+from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.training.device_transforms import as_one_class
 from yolo_lightning.training.normalization_statistics import has_single_values, recompute_statistics
 from yolo_lightning.utils.accelerator import chosen_device
 from yolo_lightning.utils.paths import real_path, user_path
@@ -91,7 +93,13 @@ def apply(
         The recalibrated checkpoint, without the state of the training, which cannot be resumed; the scores. The
         checkpoint is not written, so that no file exists before its scores.
     """
-    usual, names, settings = network_for(data, file, device, conv_backend)
+    settings = read_settings(file)
+    usual, names = folded_network(file, device, conv_backend, one_to_one=settings.detections.one_to_one)
+    data.image_size.check("data.image_size", stride=usual.stride)
+    if not settings.single_class and names != list(data.class_names):
+        classes = list(data.class_names)
+        raise UserError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
+    data.setup("validate")
     graph = arranged_network(file, device, conv_backend)
     used = [0]
     inputs = _training_inputs(data, images, device, used)
@@ -141,7 +149,31 @@ def judged(
     classes: int,
     device: torch.device,
 ) -> Comparison:
-    """Return the scores of two networks with the thresholds of the checkpoint, which reads each frame once."""
-    (before, after), half = match_validation(networks, data, settings, classes, device)
+    """Return the scores of two networks in the validation split, which is read once, as in `test`.
+
+    Args:
+        networks: Networks in evaluation mode on `device`, before and after a change.
+        data: Data, set up for validation.
+        settings: Settings in the checkpoint of the networks.
+        classes: Number of classes of the networks.
+        device: Device of the networks.
+    """
+    index = data.index("valid")
+    matched: list[list[Matches]] = [[] for _ in networks]
+    image_ids: list[str] = []
+    with counter("processed", len(index)) as advance:
+        for batch in data.val_dataloader():
+            batch = data.on_before_batch_transfer(batch, 0)
+            images = network_input(batch.images.to(device, non_blocking=True))
+            expected = targets(as_one_class(batch) if settings.single_class else batch)
+            for parts, network in zip(matched, networks, strict=True):
+                output = network(images)[0].cpu()
+                parts.append(match(predictions((output,), batch, settings.detections), expected, classes))
+            image_ids += [target.image_id for target in expected]
+            heartbeat.enter(Phase.VALIDATE)
+            advance(len(batch))
     heartbeat.enter(Phase.METRICS)
+    is_first = dict(zip(index.image_ids(), first_half(index).tolist(), strict=True))
+    half = np.array([is_first[image_id] for image_id in image_ids], dtype=np.bool_)
+    before, after = map(Matches.join, matched)
     return Comparison.of(before, after, half)

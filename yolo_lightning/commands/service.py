@@ -143,7 +143,11 @@ def run(run: Path, *, command: list[str]) -> NoReturn:
     end_s = time.monotonic() + PATIENCE_S
     while True:
         try:
-            _start(run, command)
+            if not run.is_dir():
+                raise UserError(
+                    f"the run folder {run} does not exist: mount its disk, or create the folder for a new run"
+                )
+            supervise_fit(read_spec(command, os.environ), ChosenRun(run, resumes=True), is_service=True)
         except (UserError, OSError) as error:
             if run.is_dir() and not has_checkpoint(run):  # a mistake, before the first checkpoint
                 raise
@@ -153,12 +157,6 @@ def run(run: Path, *, command: list[str]) -> NoReturn:
             print(f"waits {pause_s:g} s: {error}", file=sys.stderr, flush=True)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-
-def _start(run: Path, command: Sequence[str]) -> NoReturn:
-    if not run.is_dir():
-        raise UserError(f"the run folder {run} does not exist: mount its disk, or create the folder for a new run")
-    supervise_fit(read_spec(command, os.environ), ChosenRun(run, resumes=True), is_service=True)
 
 
 service = {"install": install, "remove": remove, "run": run}
