@@ -101,21 +101,16 @@ def with_run(words: Sequence[str]) -> list[str]:
     base = rest.pop(position).removeprefix("--run=")
     if base == "--run" and position < len(rest):
         base = rest.pop(position)
-    newest = _newest_run(base)
-    config = newest / config_name("fit")
-    files, _ = separated(rest)
-    options = [f"--trainer.default_root_dir={newest}"]
-    if config.is_file() and not files:
-        options.insert(0, f"{FILE_OPTION}={config}")
-    return [command, *options, *rest]
-
-
-def _newest_run(base: str) -> Path:
-    """Return the newest run with a checkpoint that has this name; raise a UserError if there is none."""
     from yolo_lightning.checkpoints.run_folder import meant_run, runs  # the mirrors of a run import fsspec
 
     folders = runs(Path(base))
     if not folders:
         end = meant_run(Path(base))
         raise UserError(f"RUN must be the folder of a run: {base} and {base}-<n> contain no checkpoint{end}")
-    return folders[0]
+    newest = folders[0]
+    config = newest / config_name("fit")
+    files, _ = separated(rest)
+    options = [f"--trainer.default_root_dir={newest}"]
+    if config.is_file() and not files:
+        options.insert(0, f"{FILE_OPTION}={config}")
+    return [command, *options, *rest]

@@ -224,21 +224,17 @@ def check_class_names(key: str, value: Any) -> None:
     """Raise a UserError if a value of `trainer.callbacks` or `trainer.logger` names no class."""
     for entry in _entries(value):
         name = entry.get("class_path") if isinstance(entry, dict) else entry
-        if isinstance(name, str) and not is_class(key, name):
-            raise UserError(wrong_class_name(key, name))
-        if isinstance(name, str):
-            _check_module(key, name)
         if key == CALLBACKS and isinstance(name, bool | int | float):
             raise UserError(f"{CALLBACKS_FORM}, got {value}")
-
-
-def _check_module(key: str, class_path: str) -> None:
-    """Raise a UserError for the path of a class in a package or a file that does not exist."""
-    package, dot, _ = class_path.partition(".")
-    if dot and package and package not in sys.modules and find_spec(package) is None:
-        raise UserError(
-            f"{key}: there is no module {package} of {class_path}; its file must be in this folder or on PYTHONPATH"
-        )
+        if not isinstance(name, str):
+            continue
+        if not is_class(key, name):
+            raise UserError(wrong_class_name(key, name))
+        package, dot, _ = name.partition(".")
+        if dot and package and package not in sys.modules and find_spec(package) is None:
+            raise UserError(
+                f"{key}: there is no module {package} of {name}; its file must be in this folder or on PYTHONPATH"
+            )
 
 
 def _check_arguments_of_classes(settings: Sequence[Setting]) -> None:
