@@ -52,7 +52,7 @@ from yolo_lightning.utils import run_files
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch
 from yolo_lightning.utils.logger_runs import LoggerRuns
 from yolo_lightning.utils.message_filters import hide_harmless_messages
-from yolo_lightning.utils.nested_keys import flatten, nested
+from yolo_lightning.utils.nested_keys import flatten, nested, section
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_store import RankStore, connect_ranks
@@ -234,9 +234,9 @@ class YOLOCLI(LightningCLI):
 
     def _trainer_refusal(self, error: Exception) -> UserError:
         """Return the error for values of a valid type that Lightning's Trainer refuses."""
-        of_trainer = {key: value for key, value in self._spec.typed.items() if key.startswith("trainer.")}
-        named = {key: value for key, value in of_trainer.items() if key.removeprefix("trainer.") in str(error)}
-        options = ", ".join(f"{key}={value}" for key, value in (named or of_trainer).items())
+        of_trainer = section(self._spec.typed, "trainer")
+        named = {name: value for name, value in of_trainer.items() if name in str(error)}
+        options = ", ".join(f"trainer.{name}={value}" for name, value in (named or of_trainer).items())
         return UserError(f"the options {options or 'trainer.*'} cannot be used: {one_line(str(error))}")
 
     def before_fit(self) -> None:
