@@ -35,12 +35,11 @@ from yolo_lightning.data.layouts.choose_layout import check_layout
 from yolo_lightning.data.limit_settings import Limits
 from yolo_lightning.data.loader import EvaluationLoader, describe, evaluation_settings, loader_arguments
 from yolo_lightning.data.loader_settings import LoaderSettings
-from yolo_lightning.data.sampling.epoch_order import FirstEpoch, SampledOrder, Sampling
+from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.global_batches import GlobalBatches, limited
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
-    EpochOrder,
     FileOrderBatches,
     ResumableLoader,
 )
@@ -193,13 +192,14 @@ class DetectionDataModule(LightningDataModule):
         index = self.index("train")
         if index.fingerprint == self.index("valid").fingerprint:
             rank_zero_warn("train and valid have the same frames and boxes: the scores do not show what is learned")
-        self._order = SampledOrder(index, self.sampling, self.seed)
+        trainer = self.trainer
+        is_overfit = trainer is not None and bool(trainer.overfit_batches)  # type: ignore[attr-defined]
+        self._order = SampledOrder(index, self.sampling, self.seed, is_overfit=is_overfit)
         rank_zero_info(f"train: {self._order.describe()}")
         if self._has_auto_batch_size:
             self.batch_size = automatic_batch_size(self._order.length, self._batches().processes)
         name = self.dataset_format.name("train")
         check_training(index, self._order, self.augmentation.paste, self._batches(), name)
-        trainer = self.trainer
         if trainer is None or not trainer.check_val_every_n_epoch or not trainer.limit_val_batches:
             return
         check_interval(trainer.val_check_interval, self._epoch_batches())
@@ -335,10 +335,7 @@ class DetectionDataModule(LightningDataModule):
         has_mixup = self.augmentation.mixup > 0
         window = frames_to_cache(self._order.length, processes, self.batch_size, has_mixup=has_mixup)
         frames = frames.cached(self.storage.image_cache_mib, window)
-        order: EpochOrder = self._order
-        if trainer is not None and trainer.overfit_batches:  # type: ignore[attr-defined]
-            order = FirstEpoch(self._order)
-        keys = EpochBatchSampler(order, self.batch_size, batches.rank, batches.processes, has_mixup=has_mixup)
+        keys = EpochBatchSampler(self._order, self.batch_size, batches.rank, batches.processes, has_mixup=has_mixup)
         arguments = self._loader_arguments(self.loader, persistent=True)
         cached = f"image cache of {frames.cache.max_frames:,} frames per process"
         rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}, {cached}")
