@@ -63,7 +63,6 @@ SPLITS_OF_STAGE: dict[str, tuple[Split, ...]] = {
     "test": ("test",),
     "predict": ("predict",),
 }
-EVALUATED_SPLITS: tuple[Split, ...] = ("valid", "test")
 
 
 class DetectionDataModule(LightningDataModule):
@@ -86,6 +85,12 @@ class DetectionDataModule(LightningDataModule):
         sampling: Frames of each training epoch.
         loader: Worker processes.
         augmentation: Strength of the training augmentation.
+
+    Attributes:
+        class_names: Names of the classes, index 0 first; the command line passes them to the model.
+        category_ids: Number of each class in the dataset's own files, index 0 first.
+        has_submission: Whether `predict` writes a submission of LTDv2's challenge instead of COCO's results.
+        input_channels: Channels of the network's input for the model; a network for RGB also accepts gray frames.
 
     Raises:
         UserError: If a value is out of range. Errors in the data are raised by `setup`, before training starts.
@@ -136,6 +141,10 @@ class DetectionDataModule(LightningDataModule):
         check_layout(settings)
         self.dataset_format = open_format(settings)
         self.root = self.dataset_format.root
+        self.class_names = self.dataset_format.class_names
+        self.category_ids = self.dataset_format.category_ids
+        self.has_submission = self.dataset_format.has_submission
+        self.input_channels = 2 if self.input.background else RGB_CHANNELS
         self.channels: Channels | None = self.input.channels or self.dataset_format.channels
         if self.input.pixel_range.mode is not None:
             self.channels = 1
@@ -231,36 +240,15 @@ class DetectionDataModule(LightningDataModule):
         shapes = index.distinct_shapes()
         self._input_sizes |= {ImageSize.following(self._longer_side, *shape, stride) for shape in shapes}
         size = ImageSize(self._longer_side, self._longer_side)
+        reason = "frames of several shapes"
         if len(self._input_sizes) == 1:
             (size,) = self._input_sizes
+            height, width = shapes[0]
+            reason = f"the shape of the frames, such as {width} x {height}; [{max(size)}, {max(size)}] is the square"
         if size == self.image_size:
             return
         self.image_size = size
-        reason = "frames of several shapes"
-        if len(self._input_sizes) == 1:
-            height, width = shapes[0]
-            reason = f"the shape of the frames, such as {width} x {height}; [{max(size)}, {max(size)}] is the square"
         rank_zero_info(f"{split}: data.image_size {self._longer_side}: input of {size.width} x {size.height}, {reason}")
-
-    @property
-    def input_channels(self) -> int:
-        """Channels of the network's input for the model; a network for RGB also accepts gray frames."""
-        return 2 if self.input.background else RGB_CHANNELS
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, index 0 first; the command line passes them to the model."""
-        return self.dataset_format.class_names
-
-    @property
-    def category_ids(self) -> tuple[int, ...]:
-        """Number of each class in the dataset's own files, index 0 first."""
-        return self.dataset_format.category_ids
-
-    @property
-    def has_submission(self) -> bool:
-        """Whether `predict` writes a submission of LTDv2's challenge instead of COCO's results."""
-        return self.dataset_format.has_submission
 
     def index(self, split: Split) -> SplitIndex:
         """Return the index of a split that `setup` has opened."""
@@ -282,10 +270,8 @@ class DetectionDataModule(LightningDataModule):
     def predict_original_ids(self) -> list[int | str]:
         """Ids of the images to predict with the type of the dataset's file, number or string, in file order."""
         index = self.index("predict")
-        ids: list[int | str] = list(index.image_ids())
-        for position in np.flatnonzero(~index.text_ids()).tolist():
-            ids[position] = int(ids[position])
-        return ids
+        ids = zip(index.image_ids(), index.text_ids().tolist(), strict=True)
+        return [image_id if is_text else int(image_id) for image_id, is_text in ids]
 
     def training_facts(self) -> TrainingFacts:
         """Return the facts about the training split that the model needs; call it after `setup`."""
@@ -310,8 +296,8 @@ class DetectionDataModule(LightningDataModule):
         Such frames limit the recall. Call it after `setup`.
         """
         lines = []
-        for split in EVALUATED_SPLITS:
-            if split not in SPLITS_OF_STAGE[stage]:
+        for split in SPLITS_OF_STAGE[stage]:
+            if split in ("train", "predict"):
                 continue
             index = self.index(split)
             objects = np.diff(index.box_offsets())
