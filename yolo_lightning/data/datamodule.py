@@ -35,12 +35,11 @@ from yolo_lightning.data.layouts.choose_layout import check_layout
 from yolo_lightning.data.limit_settings import Limits
 from yolo_lightning.data.loader import EvaluationLoader, describe, evaluation_settings, loader_arguments
 from yolo_lightning.data.loader_settings import LoaderSettings
-from yolo_lightning.data.sampling.epoch_order import FirstEpoch, SampledOrder, Sampling
+from yolo_lightning.data.sampling.epoch_order import SampledOrder, Sampling
 from yolo_lightning.data.sampling.global_batches import GlobalBatches, limited
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
-    EpochOrder,
     FileOrderBatches,
     ResumableLoader,
 )
@@ -57,8 +56,6 @@ from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.rank_zero import hide_harmless_lines
 
 RGB_CHANNELS: Channels = 3
-
-EVALUATED_SPLITS: tuple[Split, ...] = ("valid", "test")
 
 
 class DetectionDataModule(LightningDataModule):
@@ -81,6 +78,12 @@ class DetectionDataModule(LightningDataModule):
         sampling: Frames of each training epoch.
         loader: Worker processes.
         augmentation: Strength of the training augmentation.
+
+    Attributes:
+        class_names: Names of the classes, index 0 first; the command line passes them to the model.
+        category_ids: Number of each class in the dataset's own files, index 0 first.
+        has_submission: Whether `predict` writes a submission of LTDv2's challenge instead of COCO's results.
+        input_channels: Channels of the network's input for the model; a network for RGB also accepts gray frames.
 
     Raises:
         UserError: If a value is out of range. Errors in the data are raised by `setup`, before training starts.
@@ -131,6 +134,10 @@ class DetectionDataModule(LightningDataModule):
         check_layout(settings)
         self.dataset_format = open_format(settings)
         self.root = self.dataset_format.root
+        self.class_names = self.dataset_format.class_names
+        self.category_ids = self.dataset_format.category_ids
+        self.has_submission = self.dataset_format.has_submission
+        self.input_channels = 2 if self.input.background else RGB_CHANNELS
         self.channels: Channels | None = self.input.channels or self.dataset_format.channels
         if self.input.pixel_range.mode is not None:
             self.channels = 1
@@ -187,13 +194,14 @@ class DetectionDataModule(LightningDataModule):
         index = self.index("train")
         if index.fingerprint == self.index("valid").fingerprint:
             rank_zero_warn("train and valid have the same frames and boxes: the scores do not show what is learned")
-        self._order = SampledOrder(index, self.sampling, self.seed)
+        trainer = self.trainer
+        is_overfit = trainer is not None and bool(trainer.overfit_batches)  # type: ignore[attr-defined]
+        self._order = SampledOrder(index, self.sampling, self.seed, is_overfit=is_overfit)
         rank_zero_info(f"train: {self._order.describe()}")
         if self._has_auto_batch_size:
             self.batch_size = automatic_batch_size(self._order.length, self._batches().processes)
         name = self.dataset_format.name("train")
         check_training(index, self._order, self.augmentation.paste, self._batches(), name)
-        trainer = self.trainer
         if trainer is None or not trainer.check_val_every_n_epoch or not trainer.limit_val_batches:
             return
         check_interval(trainer.val_check_interval, self._epoch_batches())
@@ -225,36 +233,15 @@ class DetectionDataModule(LightningDataModule):
         shapes = index.distinct_shapes()
         self._input_sizes |= {ImageSize.following(self._longer_side, *shape, stride) for shape in shapes}
         size = ImageSize(self._longer_side, self._longer_side)
+        reason = "frames of several shapes"
         if len(self._input_sizes) == 1:
             (size,) = self._input_sizes
+            height, width = shapes[0]
+            reason = f"the shape of the frames, such as {width} x {height}; [{max(size)}, {max(size)}] is the square"
         if size == self.image_size:
             return
         self.image_size = size
-        reason = "frames of several shapes"
-        if len(self._input_sizes) == 1:
-            height, width = shapes[0]
-            reason = f"the shape of the frames, such as {width} x {height}; [{max(size)}, {max(size)}] is the square"
         rank_zero_info(f"{split}: data.image_size {self._longer_side}: input of {size.width} x {size.height}, {reason}")
-
-    @property
-    def input_channels(self) -> int:
-        """Channels of the network's input for the model; a network for RGB also accepts gray frames."""
-        return 2 if self.input.background else RGB_CHANNELS
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, index 0 first; the command line passes them to the model."""
-        return self.dataset_format.class_names
-
-    @property
-    def category_ids(self) -> tuple[int, ...]:
-        """Number of each class in the dataset's own files, index 0 first."""
-        return self.dataset_format.category_ids
-
-    @property
-    def has_submission(self) -> bool:
-        """Whether `predict` writes a submission of LTDv2's challenge instead of COCO's results."""
-        return self.dataset_format.has_submission
 
     def index(self, split: Split) -> SplitIndex:
         """Return the index of a split that `setup` has opened."""
@@ -276,10 +263,8 @@ class DetectionDataModule(LightningDataModule):
     def predict_original_ids(self) -> list[int | str]:
         """Ids of the images to predict with the type of the dataset's file, number or string, in file order."""
         index = self.index("predict")
-        ids: list[int | str] = list(index.image_ids())
-        for position in np.flatnonzero(~index.text_ids()).tolist():
-            ids[position] = int(ids[position])
-        return ids
+        ids = zip(index.image_ids(), index.text_ids().tolist(), strict=True)
+        return [image_id if is_text else int(image_id) for image_id, is_text in ids]
 
     def training_facts(self) -> TrainingFacts:
         """Return the facts about the training split that the model needs; call it after `setup`."""
@@ -304,8 +289,8 @@ class DetectionDataModule(LightningDataModule):
         Such frames limit the recall. Call it after `setup`.
         """
         lines = []
-        for split in EVALUATED_SPLITS:
-            if split not in SPLITS_OF_STAGE[stage]:
+        for split in SPLITS_OF_STAGE[stage]:
+            if split in ("train", "predict"):
                 continue
             index = self.index(split)
             objects = np.diff(index.box_offsets())
@@ -329,10 +314,7 @@ class DetectionDataModule(LightningDataModule):
         has_mixup = self.augmentation.mixup > 0
         window = frames_to_cache(self._order.length, processes, self.batch_size, has_mixup=has_mixup)
         frames = frames.cached(self.storage.image_cache_mib, window)
-        order: EpochOrder = self._order
-        if trainer is not None and trainer.overfit_batches:  # type: ignore[attr-defined]
-            order = FirstEpoch(self._order)
-        keys = EpochBatchSampler(order, self.batch_size, batches.rank, batches.processes, has_mixup=has_mixup)
+        keys = EpochBatchSampler(self._order, self.batch_size, batches.rank, batches.processes, has_mixup=has_mixup)
         arguments = self._loader_arguments(self.loader, persistent=True)
         cached = f"image cache of {frames.cache.max_frames:,} frames per process"
         rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}, {cached}")

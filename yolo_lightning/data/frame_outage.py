@@ -8,7 +8,7 @@ import errno
 import os
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import chain, repeat
 
 from yolo_lightning.data.batch import Batch, Sample, collate
@@ -96,7 +96,15 @@ class FrameOutage:
         """Return the problem if many frames cannot be read at the moment; else an empty string."""
         places = self._random.sample(range(len(frames)), min(PROBED_FRAMES, len(frames)))
         names = self.bad_frames.unknown(frames.index.file_name(place) for place in places)
-        absences = list(_absences(frames, sorted(names)))
+        absences = []
+        for name in sorted(names):
+            enter(Activity.WAIT)
+            try:
+                frames.storage.read(name)
+            except AbsentFrameError as error:
+                absences.append(error)
+            except FrameError:  # a damaged frame can be read
+                continue
         if len(absences) < max(min(OUTAGE_FRAMES, len(names)), OUTAGE_SHARE * len(names), 1):
             return ""
         return f"{len(absences)} of {len(names)} probed frames cannot be read ({absences[0]})"
@@ -117,15 +125,3 @@ def read_again(batch: Batch, dataset: TrainingDataset | EvaluationDataset) -> Ba
     if batch.images.is_pinned():
         return reread_batch.pin_memory()
     return reread_batch
-
-
-def _absences(frames: LabelledFrames, names: Iterable[str]) -> Iterable[AbsentFrameError]:
-    """Yield the error of each frame that cannot be read at the moment; damaged frames can be read."""
-    for name in names:
-        enter(Activity.WAIT)
-        try:
-            frames.storage.read(name)
-        except AbsentFrameError as error:
-            yield error
-        except FrameError:
-            continue

@@ -73,7 +73,7 @@ def from_array(pixels: AnyArray, ranges: PixelRange | None = None, *, has_backgr
             )
         planes = [ranges.image(plane) for plane in planes]
     background = None if is_gray else planes[1]
-    return InputImage(None, None, _shown(planes[0]), _full(planes[0]), background)
+    return InputImage(None, None, *_shown(planes[0]), background)
 
 
 def is_video(path: Path) -> bool:
@@ -169,22 +169,15 @@ def _decode_picture(content: bytes, path: Path, ranges: PixelRange | None) -> tu
     if ranges is not None and ranges.mode is not None:
         with suppress(BitDepthError):  # an image with 8 bits needs no mapping
             frame = decode_frame(content, str(path), limits=FrameLimits(bits=16))
-            image = ranges.image(np.asarray(frame, dtype=np.uint16))
-            return _shown(image), _full(image)
+            return _shown(ranges.image(np.asarray(frame, dtype=np.uint16)))
     return np.asarray(decode_frame(content, str(path), channels=3), dtype=np.uint8), None
 
 
-def _shown(image: Image) -> UInt8Array:
-    """Return a gray image `(H, W)` as RGB with 256 levels."""
+def _shown(image: Image) -> tuple[UInt8Array, Float32Array | None]:
+    """Return a gray image `(H, W)` as RGB with 256 levels, and the image itself if it is float32."""
     levels = image.clip(0, 255).round().astype(np.uint8)
-    return np.repeat(levels[..., None], 3, axis=2)
-
-
-def _full(image: Image) -> Float32Array | None:
-    """Return an image if it is float32, else None."""
-    if image.dtype != np.float32:
-        return None
-    return np.asarray(image, np.float32)
+    full = np.asarray(image, np.float32) if image.dtype == np.float32 else None
+    return np.repeat(levels[..., None], 3, axis=2), full
 
 
 def image_count(path: Path) -> int:

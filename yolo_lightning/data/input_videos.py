@@ -75,7 +75,10 @@ def read_frames(path: Path) -> Iterator[tuple[UInt8Array, float]]:
         FrameError: If the frames are too large, or gray with more than 8 bits per pixel.
     """
     with opened_video(path) as (container, stream):
-        _check_size(stream, path)
+        limit = FrameLimits().max_pixels
+        if stream.width * stream.height > limit:
+            claimed = f"{stream.width:,} x {stream.height:,}"
+            raise FrameError(f"{path}: the header claims {claimed} pixels, more than {limit:,}")
         decoder = _Decoder(container, stream)
         clock = _Clock(stream, path)
         for frame, ticks in decoder.frames():
@@ -247,12 +250,6 @@ class _Clock:
         if duration_s is None or end_s >= COMPLETE_SHARE * duration_s:
             return None
         return f"may be incomplete: its frames end at {end_s:,.1f} s, and it states a duration of {duration_s:,.1f} s"
-
-
-def _check_size(stream: VideoStream, path: Path) -> None:
-    limit = FrameLimits().max_pixels
-    if stream.width * stream.height > limit:
-        raise FrameError(f"{path}: the header claims {stream.width:,} x {stream.height:,} pixels, more than {limit:,}")
 
 
 def _refuse_raw_gray(frame: "VideoFrame", path: Path) -> None:

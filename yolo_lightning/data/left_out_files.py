@@ -10,6 +10,15 @@ LONGEST_SUFFIX = 12  # Characters of a suffix in a message
 NAMED_SUFFIXES = 8
 LONGEST_EXAMPLE = 300
 
+UNUSABLE = {
+    "hidden_files": "hidden files (names that begin with a dot)",
+    "hidden_folders": "hidden folders (names that begin with a dot)",
+    "special": "pipes, devices or sockets",
+    "closed": "folders without permission to list them",
+    "unfollowed": "links to folders that contain the link, or that are linked several times",
+}
+"""Descriptions of the files and folders that are left out, by their attribute of `FolderContent`."""
+
 
 def suffix(file: str) -> str:
     """Return the suffix of a file name in lower case, with its dot; empty without a suffix."""
@@ -48,22 +57,11 @@ def files_left_out(contents: Sequence[FolderContent], accepted: Set[str]) -> lis
 
 def unusable_files(contents: Sequence[FolderContent], accepted: Set[str]) -> list[str]:
     """Return a line about each kind of file and folder that is left out whatever its suffix is."""
-    hidden_files: list[str] = []
-    hidden_folders: list[str] = []
-    special_files: list[str] = []
-    closed_folders: list[str] = []
-    unfollowed_links: list[str] = []
-    for content in contents:
-        hidden_files += [file for file in content.hidden_files if suffix(file) in accepted]
-        hidden_folders += content.hidden_folders
-        special_files += [file for file in content.special if suffix(file) in accepted]
-        closed_folders += content.closed
-        unfollowed_links += content.unfollowed
-    groups = {
-        "hidden files (names that begin with a dot)": hidden_files,
-        "hidden folders (names that begin with a dot)": hidden_folders,
-        "pipes, devices or sockets": special_files,
-        "folders without permission to list them": closed_folders,
-        "links to folders that contain the link, or that are linked several times": unfollowed_links,
-    }
-    return [counted(len(set(paths)), what, paths[0]) for what, paths in groups.items() if paths]
+    lines = []
+    for kind, description in UNUSABLE.items():
+        paths = [path for content in contents for path in getattr(content, kind)]
+        if kind in ("hidden_files", "special"):
+            paths = [path for path in paths if suffix(path) in accepted]
+        if paths:
+            lines.append(counted(len(set(paths)), description, paths[0]))
+    return lines

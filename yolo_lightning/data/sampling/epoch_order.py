@@ -52,7 +52,7 @@ class Sampling:
 
 
 class SampledOrder:
-    """The frames of each epoch in training order.
+    """The frames of each epoch in training order; every epoch is the first one for `trainer.overfit_batches`.
 
     Attributes:
         length: Frames per epoch.
@@ -60,7 +60,7 @@ class SampledOrder:
         settings: Everything besides the split on which the order depends; plain Python, compared when a run resumes.
     """
 
-    def __init__(self, index: "SplitIndex", sampling: Sampling, seed: int) -> None:
+    def __init__(self, index: "SplitIndex", sampling: Sampling, seed: int, *, is_overfit: bool = False) -> None:
         if not index.facts.has_clips and sampling.frame_interval > 1:
             raise UserError(
                 f"data.sampling.frame_interval must be 1 for a dataset without clips, got {sampling.frame_interval}; "
@@ -77,6 +77,9 @@ class SampledOrder:
         self.settings: dict[str, Any] = {"seed": seed}
         for name, value in asdict(sampling).items():
             self.settings[f"sampling.{name}"] = list(value) if isinstance(value, tuple) else value
+        if is_overfit:
+            self.settings["overfit"] = True
+        self._is_overfit = is_overfit
         self._by_time = np.lexsort((index.positions_in_clip(), index.clips()))
         weights = sampling_weights(frames_with(index, sampling.every_frame_of), sampling.frame_interval)
         self._weights_by_time = weights[self._by_time]
@@ -88,6 +91,9 @@ class SampledOrder:
 
         Further passes of an epoch, `cycle` > 0, contain the same frames in another order.
         """
+        if self._is_overfit:
+            epoch = 0
+            cycle = 0
         begin = epoch * self.length
         passes = range(begin // self.pass_length, -(-(begin + self.length) // self.pass_length))
         start = begin - passes.start * self.pass_length
@@ -108,18 +114,6 @@ class SampledOrder:
         if self.length != self.pass_length:
             parts.append(f"{self.pass_length / self.length:.2f} epochs per pass of {self.pass_length:,}")
         return ", ".join(parts)
-
-
-class FirstEpoch:
-    """The samples of the first epoch, in the same order in every epoch: for `trainer.overfit_batches`."""
-
-    def __init__(self, order: SampledOrder) -> None:
-        self.length = order.length
-        self.settings: dict[str, Any] = order.settings | {"overfit": True}
-        self._order = order
-
-    def indices(self, epoch: int, cycle: int = 0) -> Int64Array:
-        return self._order.indices(0)
 
 
 def frames_with(index: "SplitIndex", names: tuple[str, ...]) -> BoolArray:

@@ -32,7 +32,7 @@ COMPARED_FRAMES = 8
 
 def open_frames(
     root: Path,
-    settings: StorageSettings = StorageSettings(),  # noqa: B008 - frozen
+    settings: StorageSettings,
     limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
 ) -> Storage:
     """Open the storage of the frames of a dataset; kind `auto` selects the first of `STORAGES` that exists."""
@@ -52,7 +52,7 @@ def open_frames(
 
 def open_original(
     root: Path,
-    settings: StorageSettings = StorageSettings(),  # noqa: B008 - frozen
+    settings: StorageSettings,
     limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
 ) -> EncodedStorage:
     """Open the image files; kind `auto` selects the folder if it exists, else the archive."""

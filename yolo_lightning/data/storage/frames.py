@@ -1,6 +1,7 @@
 """Decoding of encoded frames, and the errors of frames that cannot be used."""
 
 import errno
+from dataclasses import dataclass
 from typing import Self
 
 import cv2
@@ -47,8 +48,20 @@ class FrameError(Exception):
 
 TRANSIENT = frozenset(
     {
-        *(errno.ENOENT, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENXIO, errno.ENODEV, errno.ENOTCONN),
-        *(errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO, errno.EACCES, errno.EKEYEXPIRED),
+        errno.ENOENT,
+        errno.EIO,
+        errno.ESTALE,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENXIO,
+        errno.ENODEV,
+        errno.ENOTCONN,
+        errno.ETIMEDOUT,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.EREMOTEIO,
+        errno.EACCES,
+        errno.EKEYEXPIRED,
     }
 )
 """Errors of a read that can pass: a file system that is not mounted or does not answer, no free file descriptor."""
@@ -65,6 +78,7 @@ def unreadable(name: str, reason: str, error: OSError) -> FrameError:
     return FrameError(f"{name}: {reason}")
 
 
+@dataclass(eq=False)
 class BitDepthError(FrameError):
     """A frame whose pixels are not unsigned integers of `bits` bits, with its NumPy dtype, lowest and highest value.
 
@@ -74,14 +88,12 @@ class BitDepthError(FrameError):
     the gray levels 27 to 35.
     """
 
-    def __init__(self, name: str, dtype: str, lowest: float, highest: float, bits: int = 8, channels: int = 1) -> None:
-        super().__init__(name, dtype, lowest, highest, bits, channels)
-        self.name = name
-        self.dtype = dtype
-        self.lowest = lowest
-        self.highest = highest
-        self.bits = bits
-        self.channels = channels
+    name: str
+    dtype: str
+    lowest: float
+    highest: float
+    bits: int
+    channels: int
 
     @classmethod
     def of(cls, name: str, pixels: AnyArray, bits: int = 8) -> Self:

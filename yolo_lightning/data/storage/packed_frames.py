@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from yolo_lightning.data.array_types import AnyArray, BytesArray
+from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.index.sampled_names import sampled_positions
 from yolo_lightning.data.storage.frames import Frame, FrameError, unreadable
@@ -177,13 +178,13 @@ def map_index(store: Path, manifest: Manifest) -> tuple[BytesArray, AnyArray]:
     """Return the sorted names and their `FRAME` records; raise `ValueError` if they are missing or damaged."""
     folder = store / manifest.index
     try:
-        names, frames = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("names", "frames"))
+        names, frames = index_folder.mapped(folder, ("names", "frames")).values()
+        if names.dtype.kind != "S" or names.ndim != 1 or frames.dtype != FRAME or frames.shape != names.shape:
+            raise ValueError("wrong types")
+        if index_checksum(names, frames) != manifest.index_crc:
+            raise ValueError("wrong checksum")
     except Exception as error:  # numpy raises errors of many types on a damaged header, also SyntaxError
         raise UserError(f"{folder} is damaged: {one_line(str(error))}; run prepare, which writes it again") from error
-    if names.dtype.kind != "S" or names.ndim != 1 or frames.dtype != FRAME or frames.shape != names.shape:
-        raise UserError(f"{folder} is damaged: wrong types; run prepare, which writes it again")
-    if index_checksum(names, frames) != manifest.index_crc:
-        raise UserError(f"{folder} is damaged: wrong checksum; run prepare, which writes it again")
     return names, frames
 
 

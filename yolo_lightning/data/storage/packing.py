@@ -150,10 +150,9 @@ def _shard_files(store: Path) -> list[Path]:
 
 def damaged_frames(store: Path, frames: ShardFrames) -> list[str]:
     """Return the names of the frames in a shard with a wrong checksum."""
-    columns = (frames.names, frames.heights, frames.widths, frames.crcs)
+    rows = zip(frames.names, frames.heights, frames.widths, frames.crcs, strict=True)
     pixel_bytes = bits_of(frames.source) // 8
     with (store / frames.shard.file).open("rb") as file:
-        rows = zip(*columns, strict=True)
         return [name for name, height, width, crc in rows if zlib.crc32(file.read(height * width * pixel_bytes)) != crc]
 
 

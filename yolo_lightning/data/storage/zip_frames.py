@@ -38,8 +38,16 @@ MEMBER = np.dtype(
 METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
 ENCRYPTED = 0x1
 UNREADABLE_ARCHIVE = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
-    *(OSError, EOFError, ValueError, RuntimeError, MemoryError, OverflowError),
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    MemoryError,
+    OverflowError,
 )
 """Errors of `zipfile` for damaged archives; a ValueError is a negative position, or a name that is not UTF-8."""
 LONGEST_NAME = 512  # Bytes. A member with a longer name is not a frame; one such name would widen the whole array.
@@ -50,10 +58,6 @@ LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Signature, length of the name, length of the extra fields (APPNOTE.TXT 4.3.7), which only this header has."""
 
 LOCAL_SIGNATURE = b"PK\x03\x04"
-
-
-class DamagedMemberError(Exception):
-    """A member of an archive that is not where the directory of the archive says."""
 
 
 class ZipFrames(EncodedStorage):
@@ -112,7 +116,7 @@ class ZipFrames(EncodedStorage):
                 content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, size + 1)
         except OSError as error:
             raise unreadable(name, f"cannot be read from {self.archive.name}: {error}", error) from error
-        except (DamagedMemberError, zlib.error) as error:
+        except (zipfile.BadZipFile, zlib.error) as error:
             raise FrameError(f"{name}: damaged in {self.archive.name}: {error}") from error
         if len(content) != size or zlib.crc32(content) != crc:
             raise FrameError(f"{name}: damaged in {self.archive.name}: wrong checksum")
@@ -127,11 +131,11 @@ class ZipFrames(EncodedStorage):
     def _compressed(self, header_offset: int, length: int) -> bytes:
         header = self._file.read(header_offset, LOCAL_HEADER.size)
         if not header.startswith(LOCAL_SIGNATURE) or len(header) < LOCAL_HEADER.size:
-            raise DamagedMemberError(f"no member begins at byte {header_offset:,}")
+            raise zipfile.BadZipFile(f"no member begins at byte {header_offset:,}")
         _, name_length, extra_length = LOCAL_HEADER.unpack(header)
         data = self._file.read(header_offset + LOCAL_HEADER.size + name_length + extra_length, length)
         if len(data) < length:
-            raise DamagedMemberError(f"the archive ends inside the member, {length - len(data):,} bytes are missing")
+            raise zipfile.BadZipFile(f"the archive ends inside the member, {length - len(data):,} bytes are missing")
         return data
 
 

@@ -19,8 +19,19 @@ PROBE = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64, 1)
 """Gray image to which every transform of albumentations is applied once before training starts."""
 
 SHARES = (
-    *("mosaic", "mixup", "translate", "flip_horizontal", "flip_vertical", "photometric", "offset", "stretch"),
-    *("histogram_match", "inversion", "hsv_hue", "hsv_saturation", "hsv_value"),
+    "mosaic",
+    "mixup",
+    "translate",
+    "flip_horizontal",
+    "flip_vertical",
+    "photometric",
+    "offset",
+    "stretch",
+    "histogram_match",
+    "inversion",
+    "hsv_hue",
+    "hsv_saturation",
+    "hsv_value",
 )
 """Settings from 0 to 1."""
 

@@ -16,9 +16,6 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, blank, place, resize_frame
 
-HALF_PIXEL_UP = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
-HALF_PIXEL_DOWN = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
-
 # YOLOv8's limits for boxes after an affine map
 MINIMUM_SIDE = 2.0  # Pixels
 MINIMUM_AREA_SHARE = 0.1  # Remaining fraction of the area
@@ -78,20 +75,22 @@ def random_affine(
         x = round(width / 2 - shift_x / gains[0])
         y = round(height / 2 - shift_y / gains[1])
         image = cv2.resize(cut(labelled.image, x, y, part), size[::-1], interpolation=cv2.INTER_LINEAR)
-        matrix = np.array([[gains[0], 0, -x * gains[0]], [0, gains[1], -y * gains[1]]])
+        edges = np.diag([*gains, 1]) @ translation(-x, -y)
     else:
-        centre = np.array([[1, 0, -width / 2], [0, 1, -height / 2], [0, 0, 1]])
         rotate = np.vstack((cv2.getRotationMatrix2D((0, 0), angle, gain), (0, 0, 1)))
         shear = np.array([[1, shear_x, 0], [shear_y, 1, 0], [0, 0, 1]])
-        shift = np.array([[1, 0, shift_x], [0, 1, shift_y], [0, 0, 1]])
-        edges = shift @ shear @ rotate @ centre
-        matrix = edges[:2]
+        edges = translation(shift_x, shift_y) @ shear @ rotate @ translation(-width / 2, -height / 2)
         # Coordinates of boxes refer to pixel edges, those of OpenCV to pixel centres.
-        centres = (HALF_PIXEL_DOWN @ edges @ HALF_PIXEL_UP)[:2]
+        centres = (translation(-0.5, -0.5) @ edges @ translation(0.5, 0.5))[:2]
         image = cv2.warpAffine(labelled.image, centres, size[::-1], flags=cv2.INTER_LINEAR, borderValue=(PADDING,) * 4)
-    moved = clip_boxes(map_boxes(labelled.boxes, matrix), *size)
+    moved = clip_boxes(map_boxes(labelled.boxes, edges[:2]), *size)
     keep = still_visible(labelled.boxes * np.tile(gains, 2).astype(np.float32), moved)
     return Labelled(np.asarray(image, dtype=labelled.image.dtype), moved[keep], labelled.labels[keep])
+
+
+def translation(x: float, y: float) -> Float64Array:
+    """Return the 3 x 3 matrix of a shift by `(x, y)`."""
+    return np.array([[1, 0, x], [0, 1, y], [0, 0, 1]])
 
 
 def cut(image: Image, left: int, top: int, size: ImageSize) -> Image:
@@ -131,11 +130,10 @@ def random_flip(labelled: Labelled, settings: Augmentation, generator: np.random
     """Mirror the image along each axis with the probabilities of the settings."""
     image = labelled.image
     boxes = labelled.boxes
-    height, width = image.shape[:2]
-    if generator.random() < settings.flip_horizontal:
-        image = np.asarray(cv2.flip(image, 1), dtype=image.dtype)
-        boxes = np.stack((width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]), 1)
-    if generator.random() < settings.flip_vertical:
-        image = np.asarray(cv2.flip(image, 0), dtype=image.dtype)
-        boxes = np.stack((boxes[:, 0], height - boxes[:, 3], boxes[:, 2], height - boxes[:, 1]), 1)
+    for axis, share in ((1, settings.flip_horizontal), (0, settings.flip_vertical)):
+        if generator.random() < share:
+            image = np.asarray(cv2.flip(image, axis), dtype=image.dtype)
+            ends = [1 - axis, 3 - axis]  # columns of the lower and the upper ends of the boxes along the axis
+            boxes = boxes.copy()
+            boxes[:, ends] = image.shape[axis] - boxes[:, ends[::-1]]
     return Labelled(image, boxes, labelled.labels)
