@@ -80,7 +80,7 @@ class YoloFormat(DatasetFormat):
         key = self._key(split)
         images = YoloSplit(self.description, key, self.settings.frame_limits)
         folder = self.settings.storage.index_folder
-        index = open_packed(f"{self.description.file.stem}-{key}", images.state, images.read, folder)
+        index = open_packed(f"{self.description.file.stem}-{key}", images.state(), images.read, folder)
         if split in ("test", "predict") and key == "train":
             split = "valid"
         return self.settings.split.part(split, index)
