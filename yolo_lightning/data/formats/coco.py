@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from yolo_lightning.data.formats.annotations import Annotations, distinct_names
+from yolo_lightning.data.formats.annotations import Annotations
 from yolo_lightning.data.formats.coco_json import COCO_FILE, decode, to_annotations
 from yolo_lightning.data.formats.dataset_format import JsonFormat
 from yolo_lightning.data.formats.frame_checks import PERCENT_ENCODED
@@ -35,7 +35,7 @@ def read_coco(path: Path) -> Annotations:
     content = decode(path, COCO_FILE)
     if not content.categories:
         raise UserError(f"{path}: the list of categories is empty")
-    classes = distinct_names(dict(sorted((int(category.id), category.name) for category in content.categories)))
+    classes = dict(sorted((int(category.id), category.name) for category in content.categories))
     return to_annotations(path, content, classes, np.float64)
 
 

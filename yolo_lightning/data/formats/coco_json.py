@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from yolo_lightning.data.array_types import AnyArray, Int32Array, Int64Array
-from yolo_lightning.data.formats.annotations import Annotations, renamed_classes, still_images
+from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
 from yolo_lightning.data.formats.suspicious_boxes import CORNER_AND_SIDES
 from yolo_lightning.errors import UserError
@@ -246,7 +246,6 @@ def to_annotations(
         impossible = f"{repetition}. {DIVIDED}"
     elif repetition:
         notes.append(f"{repetition}; each entry gets the detections of its file")
-    notes += renamed_classes({int(category.id): category.name for category in content.categories})
     notes += root_category(content.categories, np.bincount(labels, minlength=len(classes)), classes)
     return still_images(
         positions,

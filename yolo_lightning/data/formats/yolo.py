@@ -159,7 +159,7 @@ class YoloSplit:
             owner,
             centres * shapes[owner][:, [1, 0, 1, 0]],
             classes,
-            dict(enumerate(self.description.class_names)),
+            self.description.names,
             self._notes(records),
             CENTERS,
             LABEL_RULE,
@@ -168,7 +168,7 @@ class YoloSplit:
 
     def _unlikely_classes(self, annotations: Annotations) -> Annotations:
         """Add a remark to the facts if no box has the first class: class numbers may begin at 1."""
-        names = self.description.class_names
+        names = annotations.facts.class_names
         labels = annotations.labels
         if len(names) < 2 or len(labels) < FEWEST or not labels.min():
             return annotations
@@ -188,7 +188,7 @@ class YoloSplit:
         if not label:
             return shape, None
         try:
-            return shape, read_labels(Path(label), len(self.description.class_names), self.description.keypoint_columns)
+            return shape, read_labels(Path(label), len(self.description.names), self.description.keypoint_columns)
         except UserError as error:
             return shape, str(error)
 
@@ -214,7 +214,7 @@ class YoloSplit:
         heif_images = [image for image in unreadable if suffix(image) in HEIF_SUFFIXES]
         if heif_images and not reads_heif():
             notes.append(f"{counted(len(heif_images), 'of them are HEIC images', heif_images[0])}: {NEEDS_HEIF}")
-        return [*self.description.notes, *self.files.notes, *notes]
+        return [*self.files.notes, *notes]
 
 
 def image_ids(names: list[str]) -> list[str]:

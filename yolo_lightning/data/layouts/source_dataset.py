@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from yolo_lightning.data.formats.annotations import Annotations, distinct_names, renamed_classes, still_images
+from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.yolo import READERS, image_shape
 from yolo_lightning.data.layouts.labelled_folder import SAME_NAME, LabelledFolder, LabelledImage, SourceFolder, paired
 from yolo_lightning.errors import UserError
@@ -51,7 +51,6 @@ def located(folder: SourceFolder, labelled: LabelledFolder, advance: Advance) ->
     if not rows:
         notes = "; ".join(f"{len(paths):,} {note}" for note, paths in labelled.notes.items())
         raise UserError(f"{folder.root}: no usable image has a box: {notes or 'the annotations contain no box'}")
-    names_by_number = dict(enumerate(class_names))
     table = np.array(rows)
     annotations = still_images(
         shapes,
@@ -61,8 +60,8 @@ def located(folder: SourceFolder, labelled: LabelledFolder, advance: Advance) ->
         table[:, 0].astype(np.int64),
         table[:, 2:],
         table[:, 1].astype(np.int64),
-        distinct_names(names_by_number),
-        renamed_classes(names_by_number),
+        dict(enumerate(class_names)),
+        [],
         labelled.box_format,
         rule=f"boxes of {labelled.layout} must be {labelled.box_format}",
     )
