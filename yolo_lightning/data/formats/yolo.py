@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,10 +182,7 @@ class YoloSplit:
         return replace(annotations, facts=msgspec.structs.replace(annotations.facts, unlikely=unlikely))
 
     def _record(self, image: str, label: str) -> Record:
-        try:
-            shape = image_shape(Path(image), self.limits)
-        except (OSError, ValueError):
-            shape = None
+        shape = image_shape(Path(image), self.limits)
         if not label:
             return shape, None
         try:
@@ -243,23 +241,20 @@ def _with_repeated_images(annotations: Annotations, originals: Mapping[int, int]
 
 
 def image_shape(path: Path, limits: FrameLimits = FrameLimits()) -> tuple[int, int] | None:  # noqa: B008
-    """Return `(height, width)` of the decoded image in pixels, after its EXIF orientation; None if it is damaged.
+    """Return `(height, width)` of the decoded image in pixels, after its EXIF orientation; None if it is unreadable.
 
     Only the header is read, except for turned images: which formats are turned back depends on the OpenCV version.
     """
-    with open_regular(path) as file:
-        try:
-            with open_image(file) as image:
-                width, height = image.size
-                # Pillow would decode the whole PNG to search for EXIF data.
-                without_exif = image.format == "PNG" and "exif" not in image.info
-                if without_exif or image.getexif().get(ORIENTATION) not in TURNED:
-                    return height, width
-        except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
-            pass
+    # Pillow raises many types of exceptions for damaged headers, also struct.error.
+    with suppress(Exception), open_regular(path) as file, open_image(file) as image:
+        width, height = image.size
+        # Pillow would decode the whole PNG to search for EXIF data.
+        without_exif = image.format == "PNG" and "exif" not in image.info
+        if without_exif or image.getexif().get(ORIENTATION) not in TURNED:
+            return height, width
     try:
         content = read_regular(path, limits.max_bytes)
         height, width = decode_frame(content, path.name, limits=limits).shape[:2]
-    except FrameError:
+    except (FrameError, OSError, ValueError):
         return None
     return height, width

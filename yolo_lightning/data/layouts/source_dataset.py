@@ -37,17 +37,20 @@ def located(folder: SourceFolder, labelled: LabelledFolder, advance: Advance) ->
     shapes: dict[str, tuple[int, int]] = {}  # Height and width of the usable images
     rows: list[tuple[float, ...]] = []  # Position of the image, class and four numbers of each box
     with ThreadPoolExecutor(READERS) as pool:
-        sizes = pool.map(lambda file: _size(folder, file), images)
-        for (file, image), size in zip(images.items(), sizes, strict=True):
+        paths = [folder.root / file for file in images]
+        for (file, image), shape in zip(images.items(), pool.map(image_shape, paths), strict=True):
             advance(1)
-            problem = _problem(image, size)
-            if problem:
-                labelled.notes[problem].append(file)
+            if shape is None:
+                labelled.notes["damaged images left out"].append(file)
+                continue
+            size = shape[::-1]
+            if any(image.size) and tuple(image.size) != size:
+                labelled.notes["images left out, whose size is not that of their annotation"].append(file)
                 continue
             scale = np.tile(size, 2) / 100 if labelled.is_percent else 1
             for name, box in zip(image.class_names, image.boxes, strict=True):
                 rows.append((len(shapes), numbers[name or UNNAMED], *(np.array(box) * scale)))
-            shapes[file] = size[::-1]
+            shapes[file] = shape
     if not rows:
         notes = "; ".join(f"{len(paths):,} {note}" for note, paths in labelled.notes.items())
         raise UserError(f"{folder.root}: no usable image has a box: {notes or 'the annotations contain no box'}")
@@ -79,20 +82,3 @@ def _matched(folder: SourceFolder, labelled: LabelledFolder) -> dict[str, Labell
     }
     labelled.notes |= {note: sorted(paths) for note, paths in groups.items() if paths}
     return {file: labelled.images[name] for name, file in sorted(pairs.items(), key=lambda pair: pair[1])}
-
-
-def _size(folder: SourceFolder, file: str) -> tuple[int, int]:
-    """Return width and height of an image in pixels, zeros if it is damaged."""
-    try:
-        height, width = image_shape(folder.root / file) or (0, 0)
-    except (OSError, ValueError):
-        return 0, 0
-    return width, height
-
-
-def _problem(image: LabelledImage, size: tuple[int, int]) -> str:
-    if not all(size):
-        return "damaged images left out"
-    if any(image.size) and tuple(image.size) != size:
-        return "images left out, whose size is not that of their annotation"
-    return ""
