@@ -93,7 +93,7 @@ class CocoFormat(JsonFormat):
         return self._reference().facts.category_ids
 
     def open_index(self, split: Split) -> SplitIndex:
-        index = self.open_file(self.name(split))
+        index = super().open_index(split)
         categories = _categories(index)
         expected = _categories(self._reference())
         for number in sorted(categories.keys() | expected.keys()):
@@ -102,9 +102,7 @@ class CocoFormat(JsonFormat):
                     f"{self.root / self.name(split)}: category {number} must be {expected.get(number, 'absent')!r} "
                     f"as in {self.name('train')}, got {categories.get(number, 'absent')!r}"
                 )
-        if self.files.valid is None:
-            split = self.replacement(split)
-        return self.settings.split.part(split, index)
+        return index
 
     def open_storage(self, split: Split, channels: Channels) -> Storage:
         names = self.open_file(self.name(split)).file_names()
