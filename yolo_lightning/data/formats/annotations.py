@@ -75,6 +75,7 @@ def still_images(
     box_format: str,
     rule: str,
     impossible: str = "",
+    unlikely: str = "",
 ) -> Annotations:
     """Check boxes, group them by image, clip them and drop those without area.
 
@@ -93,8 +94,9 @@ def still_images(
         box_format: Format of `values`, one of `BOX_FORMATS`.
         rule: Sentence for messages that names this format, without full stop.
         impossible: What cannot be right according to the reader, in place of the result of `suspicions`.
+        unlikely: What is unlikely according to the reader, in addition to the result of `suspicions`.
     """
-    suspicious, unlikely = suspicions(owner, values, labels, shapes, box_format, rule)
+    suspicious, unlikely_boxes = suspicions(owner, values, labels, shapes, box_format, rule)
     boxes = corners_of(values, box_format).astype(np.float32)
     lines = list(map(one_line, (*renamed_classes(classes), *notes)))
     limits = shapes[owner][:, [1, 0, 1, 0]].astype(np.float32)
@@ -128,7 +130,7 @@ def still_images(
             int((~keep).sum()),
             notes=tuple(lines),
             impossible=impossible or suspicious,
-            unlikely=unlikely,
+            unlikely="; ".join(filter(None, (unlikely_boxes, unlikely))),
         ),
     )
 

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import msgspec
 import numpy as np
 
+from yolo_lightning.data.array_types import Int64Array
 from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings
 from yolo_lightning.data.formats.file_settings import Files
@@ -34,7 +34,6 @@ from yolo_lightning.utils.plain_text import name_some
 from yolo_lightning.utils.regular_files import open_regular, read_regular
 
 UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted as a bad frame when its pixels are read
-SPLIT_FILES = ("train", "valid", "test", "predict")  # Names of `Files` that a data.yaml replaces
 LABEL_RULE = f"a label line must be class, {CENTERS} as fractions of the image"
 READERS = 8  # Number of threads that read label files and headers: they mostly wait for the disk
 
@@ -50,7 +49,7 @@ class YoloFormat(DatasetFormat):
     def __init__(self, settings: DatasetSettings) -> None:
         super().__init__(settings)
         defaults = Files()
-        for name in SPLIT_FILES:
+        for name in get_args(Split):
             value = getattr(settings.files, name)
             if value not in (None, getattr(defaults, name)):
                 raise UserError(
@@ -164,22 +163,20 @@ class YoloSplit:
             self._notes(records),
             CENTERS,
             LABEL_RULE,
+            unlikely=self._unlikely_classes(classes),
         )
-        return _with_repeated_images(self._unlikely_classes(annotations), self.files.originals)
+        return _with_repeated_images(annotations, self.files.originals)
 
-    def _unlikely_classes(self, annotations: Annotations) -> Annotations:
-        """Add a remark to the facts if no box has the first class: class numbers may begin at 1."""
-        names = annotations.facts.class_names
-        labels = annotations.labels
-        if len(names) < 2 or len(labels) < FEWEST or not labels.min():
-            return annotations
+    def _unlikely_classes(self, classes: Int64Array) -> str:
+        """Return a remark if no box has the first class: class numbers may begin at 1; else ""."""
+        names = self.description.class_names
+        if len(names) < 2 or len(classes) < FEWEST or not classes.min():
+            return ""
         first_labelled = next(label for label in self.files.labels if label)
-        remark = (
+        return (
             f"no box has the class 0, {names[0]!r}: if the class numbers of the label files, such as {first_labelled}, "
             "begin at 1, subtract 1 from them"
         )
-        unlikely = "; ".join(filter(None, (annotations.facts.unlikely, remark)))
-        return replace(annotations, facts=msgspec.structs.replace(annotations.facts, unlikely=unlikely))
 
     def _record(self, image: str, label: str) -> Record:
         shape = image_shape(Path(image), self.limits)
