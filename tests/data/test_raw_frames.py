@@ -235,7 +235,7 @@ def test_pictures_and_arrays_are_mapped_and_8_bit_images_are_not(raw_set: Path, 
     assert np.array_equal(deep.full, (raw.astype(np.float32) - RAW_LOW) * np.float32(255 / (FIXED.high - FIXED.low)))
     with pytest.raises(ValueError, match=r"^pixel_range must be set for arrays of uint16"):
         from_array(raw, ranges=PixelRange())
-    with pytest.raises(BitDepthError, match=r"predict: --pixel_range\.mode"):
+    with pytest.raises(BitDepthError, match=r"predict PICTURES: --pixel_range\.mode"):
         list(read_pictures(path, PixelRange()))
 
 

@@ -93,7 +93,7 @@ class ClipBackgrounds:
 
     @cached_property
     def _folder(self) -> Path:
-        return index_folder.open_folder(self.index.folder.parent, "backgrounds", self._state, self._computed)
+        return index_folder.open_folder(self.index.folder.parent, "backgrounds", self._state(), self._computed)
 
     @cached_property
     def _arrays(self) -> index_folder.Arrays:

@@ -108,8 +108,8 @@ def test_pictures_of_16_bits_are_refused_with_range_and_remedy(
         main(["predict", str(tmp_path), "--weights", str(weights), "--output", str(tmp_path / "out")])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert f"error: 7 of 7 files are not 8-bit images, such as {tmp_path / f'0.{extension}'}: their pixels" in said
-    assert "values 7000 to 9006. To read 16-bit gray images, add: " in said
+    assert f"error: 7 of 7 files are not 8-bit images, such as {tmp_path / f'0.{extension}'}: the pixels" in said
+    assert "values 7000 to 9006; to read 16-bit gray images, add: " in said
     assert "(predict PICTURES: --pixel_range.mode and so on" in said
 
 

@@ -45,7 +45,9 @@ def raw_frame() -> bytes:
 def test_file_range_and_remedy_are_named(case: str, channels: Any, capfd: pytest.CaptureFixture[str]) -> None:
     extension, image, words = ENCODED[case]
     is_raw = case in ("gray png", "gray tiff")
-    remedy = r"set data\.input\.pixel_range\.mode" if is_raw else "only 8-bit .*: convert"
+    remedy = (
+        r"to read 16-bit gray images, add: --data\.input\.pixel_range\.mode" if is_raw else "only 8-bit .*: convert"
+    )
     with pytest.raises(BitDepthError, match=rf"^a/b\.png: the pixels are {words}; {remedy}") as raised:
         decode_frame(encode(extension, image), "a/b.png", channels)
     assert isinstance(raised.value, FrameError)
@@ -79,7 +81,7 @@ def test_ltdv2_of_16_bits_is_refused_before_it_starts(ltdv2: Path, storage: Any,
     write_zip(ltdv2 / "frames.zip", dict.fromkeys(NAMES, raw_frame()))
     with pytest.raises(
         ValueError,
-        match=r"^6 of 6 sampled .*0000\.jpg: their pixels are uint16, values 7000 to 9040\. .*pixel_range\.low 7000",
+        match=r"^6 of 6 sampled .*0000\.jpg: the pixels are uint16, values 7000 to 9040; .*pixel_range\.low 7000",
     ) as raised:
         set_up(stage, str(ltdv2), kind=storage, index_root=str(ltdv2 / "index"))
     assert "\n" not in str(raised.value)

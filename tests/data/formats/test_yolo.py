@@ -24,7 +24,7 @@ def read(file: Path) -> Annotations:
 
 def open_train(file: Path, index_root: Path) -> SplitIndex:
     split = YoloSplit(read_description(file), "train")
-    return open_packed("train", split.state, split.read, index_root)
+    return open_packed("train", split.state(), split.read, index_root)
 
 
 def texts(values: np.ndarray) -> list[str]:

@@ -28,7 +28,7 @@ def find(file: Path, *, outside_root: bool = True) -> SplitFiles:
 
 def open_train(file: Path, index_root: Path) -> SplitIndex:
     split = YoloSplit(read_description(file), "train")
-    return open_packed("train", split.state, split.read, index_root)
+    return open_packed("train", split.state(), split.read, index_root)
 
 
 def note(files: SplitFiles, part: str) -> str:

@@ -34,7 +34,7 @@ def noise(seed: int, height: int = 40, width: int = 60) -> np.ndarray:
 
 def frames(file: Path, channels: Channels) -> LabelledFrames:
     split = YoloSplit(read_description(file), "train")
-    index = open_packed("train", split.state, split.read, file.parent / "index")
+    index = open_packed("train", split.state(), split.read, file.parent / "index")
     return LabelledFrames(index, ImageFiles(file.parent, channels), channels)
 
 

@@ -75,6 +75,7 @@ def still_images(
     box_format: str,
     rule: str,
     impossible: str = "",
+    unlikely: str = "",
 ) -> Annotations:
     """Check boxes, group them by image, clip them and drop those without area.
 
@@ -88,15 +89,16 @@ def still_images(
         owner: `(M,)`, position of the image of each box.
         values: `(M, 4)`, the written numbers of each box in pixels of the frame.
         labels: `(M,)`, class index of each box.
-        classes: Names by number in the annotation files, in the order of the class indexes.
+        classes: Written names by number in the annotation files, in the order of the class indexes.
         notes: Remarks for the log.
         box_format: Format of `values`, one of `BOX_FORMATS`.
         rule: Sentence for messages that names this format, without full stop.
         impossible: What cannot be right according to the reader, in place of the result of `suspicions`.
+        unlikely: What is unlikely according to the reader, in addition to the result of `suspicions`.
     """
-    suspicious, unlikely = suspicions(owner, values, labels, shapes, box_format, rule)
+    suspicious, unlikely_boxes = suspicions(owner, values, labels, shapes, box_format, rule)
     boxes = corners_of(values, box_format).astype(np.float32)
-    lines = list(map(one_line, notes))
+    lines = list(map(one_line, (*renamed_classes(classes), *notes)))
     limits = shapes[owner][:, [1, 0, 1, 0]].astype(np.float32)
     clipped = np.clip(boxes, 0, limits)
     keep = (clipped[:, 2:] - clipped[:, :2] >= MINIMUM_BOX_SIDE).all(axis=1)
@@ -121,14 +123,14 @@ def still_images(
         clip_names=encoded(location_free(file_names)),
         positions_in_clip=np.zeros(count, dtype=np.int32),
         facts=SplitFacts(
-            tuple(classes.values()),
+            tuple(distinct_names(classes).values()),
             tuple(classes),
             len(kept),
             int(changed.sum()),
             int((~keep).sum()),
             notes=tuple(lines),
             impossible=impossible or suspicious,
-            unlikely=unlikely,
+            unlikely="; ".join(filter(None, (unlikely_boxes, unlikely))),
         ),
     )
 
@@ -163,11 +165,11 @@ def distinct_names(names: Mapping[int, str]) -> dict[int, str]:
 def renamed_classes(names: Mapping[int, str]) -> list[str]:
     """Return a note if `distinct_names` changes a name that several classes have."""
     counts = Counter(one_line(name, LONGEST_NAME) for name in names.values())
-    name, count = counts.most_common(1)[0]
-    if count == 1:
-        return []
-    renamed = [f"'{new_name}'" for new_name in distinct_names(names).values() if new_name.startswith(f"{name} (")]
-    return [
-        f"{count:,} classes have the name '{name}' and remain different classes, such as {' and '.join(renamed[:2])}; "
-        "to make them one class, give all their boxes the same class number"
-    ]
+    for name, count in counts.most_common(1):
+        if count > 1:
+            renamed = [f"'{new}'" for new in distinct_names(names).values() if new.startswith(f"{name} (")]
+            return [
+                f"{count:,} classes have the name '{name}' and remain different classes, such as "
+                f"{' and '.join(renamed[:2])}; to make them one class, give all their boxes the same class number"
+            ]
+    return []

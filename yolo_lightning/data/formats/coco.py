@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from yolo_lightning.data.formats.annotations import Annotations, distinct_names
+from yolo_lightning.data.formats.annotations import Annotations
 from yolo_lightning.data.formats.coco_json import COCO_FILE, decode, to_annotations
 from yolo_lightning.data.formats.dataset_format import JsonFormat
 from yolo_lightning.data.formats.frame_checks import PERCENT_ENCODED
@@ -35,7 +35,7 @@ def read_coco(path: Path) -> Annotations:
     content = decode(path, COCO_FILE)
     if not content.categories:
         raise UserError(f"{path}: the list of categories is empty")
-    classes = distinct_names(dict(sorted((int(category.id), category.name) for category in content.categories)))
+    classes = dict(sorted((int(category.id), category.name) for category in content.categories))
     return to_annotations(path, content, classes, np.float64)
 
 
@@ -93,7 +93,7 @@ class CocoFormat(JsonFormat):
         return self._reference().facts.category_ids
 
     def open_index(self, split: Split) -> SplitIndex:
-        index = self.open_file(self.name(split))
+        index = super().open_index(split)
         categories = _categories(index)
         expected = _categories(self._reference())
         for number in sorted(categories.keys() | expected.keys()):
@@ -102,9 +102,7 @@ class CocoFormat(JsonFormat):
                     f"{self.root / self.name(split)}: category {number} must be {expected.get(number, 'absent')!r} "
                     f"as in {self.name('train')}, got {categories.get(number, 'absent')!r}"
                 )
-        if self.files.valid is None:
-            split = self.replacement(split)
-        return self.settings.split.part(split, index)
+        return index
 
     def open_storage(self, split: Split, channels: Channels) -> Storage:
         names = self.open_file(self.name(split)).file_names()

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from yolo_lightning.data.array_types import AnyArray, Int32Array, Int64Array
-from yolo_lightning.data.formats.annotations import Annotations, renamed_classes, still_images
+from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
 from yolo_lightning.data.formats.suspicious_boxes import CORNER_AND_SIDES
 from yolo_lightning.errors import UserError
@@ -113,9 +113,8 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
         raise UserError(f"annotation file {path} cannot be read: {error}") from error
     decoded = _decode_content(path, content, kind)
     for number, image in enumerate(decoded.images):
-        if type(image.width) is float or type(image.height) is float:
-            image.width = _whole(path, f"images[{number}].width", image.width)
-            image.height = _whole(path, f"images[{number}].height", image.height)
+        image.width = _whole(path, f"images[{number}].width", image.width)
+        image.height = _whole(path, f"images[{number}].height", image.height)
     for number, category in enumerate(decoded.categories):
         category.id = _whole(path, f"categories[{number}].id", category.id)
     for category_id, count in Counter(category.id for category in decoded.categories).most_common(1):
@@ -246,7 +245,6 @@ def to_annotations(
         impossible = f"{repetition}. {DIVIDED}"
     elif repetition:
         notes.append(f"{repetition}; each entry gets the detections of its file")
-    notes += renamed_classes({int(category.id): category.name for category in content.categories})
     notes += root_category(content.categories, np.bincount(labels, minlength=len(classes)), classes)
     return still_images(
         positions,
@@ -257,7 +255,7 @@ def to_annotations(
         values,
         labels,
         classes,
-        [one_line(note, LONGEST_NOTE) for note in notes],
+        notes,
         CORNER_AND_SIDES,
         BBOX_RULE,
         impossible,

@@ -18,6 +18,9 @@ from yolo_lightning.data.storage.storage_settings import StorageKind, StorageSet
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.suggestions import missing
 
+REPLACEMENTS: dict[Split, Split] = {"predict": "test", "test": "valid", "valid": "train"}
+"""Split whose JSON file is read for a split without a file."""
+
 
 @dataclass(frozen=True)
 class DatasetSettings:
@@ -135,18 +138,15 @@ class JsonFormat(DatasetFormat):
         """Read and check an annotation file; the name of the function identifies its packed indexes."""
 
     def name(self, split: Split) -> str:
-        return str(getattr(self.files, self.replacement(split)) or self.files.train)
+        return str(getattr(self.files, self._key(split)))
 
     def origin(self, split: Split) -> str:
-        split = self.replacement(split)
-        return f"data.files.{split if getattr(self.files, split) else 'train'} {self.name(split)}"
+        return f"data.files.{self._key(split)} {self.name(split)}"
 
-    def replacement(self, split: Split) -> Split:
-        """Return `split`, or the split that replaces it if it has no file."""
-        if split == "predict" and self.files.predict is None:
-            split = "test"
-        if split == "test" and self.files.test is None:
-            split = "valid"
+    def _key(self, split: Split) -> Split:
+        """Return the key of `data.files` that names the file of `split`."""
+        while getattr(self.files, split) is None:
+            split = REPLACEMENTS[split]
         return split
 
     def remedy(self) -> str:
@@ -155,6 +155,11 @@ class JsonFormat(DatasetFormat):
 
     def check_files(self, split: Split) -> None:
         self._check_file(self.name(split))
+
+    def open_index(self, split: Split) -> SplitIndex:
+        if split != "train" and self._key(split) == "train":
+            split = "valid"
+        return self.settings.split.part(split, self.open_file(self.name(split)))
 
     def open_file(self, name: str) -> SplitIndex:
         """Return the packed index of an annotation file, relative to the dataset folder."""

@@ -75,43 +75,38 @@ class BadFrames:
 
 
 class FrameSample:
-    """Result of decoding frames of a split.
+    """Result of decoding frames of a split; `problems` contains `<file name>: <reason>` by name for missing frames.
 
     Attributes:
         count: Number of frames.
         failures: Errors of the frames that cannot be decoded.
         other_sizes: A text about each frame whose size differs from its annotation.
         partly_read: A text about each frame with bands or pages that are not read.
-        problems: `<file name>: <reason>` by name for frames that are known to be missing.
     """
 
     def __init__(
         self, index: SplitIndex, storage: Storage, positions: Iterable[int], problems: Mapping[str, str]
     ) -> None:
         self.storage = storage
-        self.problems = problems
         self.count = 0
         self.failures: list[FrameError] = []
         self.other_sizes: list[str] = []
         self.partly_read: list[str] = []
         for position in positions:
             self.count += 1
-            self._add(index, position)
-
-    def _add(self, index: SplitIndex, position: int) -> None:
-        name = index.file_name(position)
-        try:
-            if name in self.problems:
-                raise FrameError(self.problems[name])
-            shape = self.storage.read(name).shape[:2]
-        except FrameError as error:
-            self.failures.append(error)
-            return
-        unread = unread_parts(self.storage.content(name)) if isinstance(self.storage, EncodedStorage) else ""
-        if unread:
-            self.partly_read.append(f"{name} has {unread}")
-        if shape != index.shape(position):
-            self.other_sizes.append(other_size(index, position, self.storage, shape))
+            name = index.file_name(position)
+            try:
+                if name in problems:
+                    raise FrameError(problems[name])
+                shape = storage.read(name).shape[:2]
+            except FrameError as error:
+                self.failures.append(error)
+                continue
+            unread = unread_parts(storage.content(name)) if isinstance(storage, EncodedStorage) else ""
+            if unread:
+                self.partly_read.append(f"{name} has {unread}")
+            if shape != index.shape(position):
+                self.other_sizes.append(other_size(index, position, storage, shape))
 
     @property
     def usable(self) -> int:
@@ -145,7 +140,13 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
             rank_zero_warn(remark)
     sample = FrameSample(index, storage, _sample(names, bad_frames.quarantined), problems)
     sample.refuse()
-    _refuse_estimate(sample.depth_errors, sample.count, len(index), bad_frames.limit)
+    depth_errors = sample.depth_errors
+    expected = len(depth_errors) * len(index) // max(1, sample.count)
+    if len(depth_errors) >= FEWEST_OTHER_DEPTHS and expected > bad_frames.limit:
+        raise UserError(
+            f"about {expected:,} of {len(index):,} frames cannot be used, more than data.limits.max_bad_frames "
+            f"{bad_frames.limit}: {_describe_depths(depth_errors, sample.count, 'sampled frames')}"
+        )
     problems |= {error.file: str(error) for error in sample.failures}
     bad_frames.add(problems.values())
     if sample.partly_read:
@@ -200,22 +201,18 @@ def refuse_annotations(index: SplitIndex, split: Split, limits: Limits, origin: 
     `origin` is the option that names the annotations, and its value.
     """
     if split != "predict" and not limits.allow_unlabelled:
-        _refuse_unlabelled(index, limits.quarantined(index, split), origin)
+        left_out = list(limits.quarantined(index, split))
+        boxes = np.diff(index.box_offsets())
+        boxes[left_out] = 0
+        if not boxes.any():
+            notes = f" ({'; '.join(index.facts.notes)})" if index.facts.notes else ""
+            raise UserError(
+                f"{origin}: none of the {len(index) - len(left_out):,} used frames has a box{notes}; use a file with "
+                "labels, or set data.limits.allow_unlabelled true to train and score on background alone"
+            )
     impossible = index.facts.impossible
     if impossible and not limits.allow_suspicious_boxes:
         raise UserError(f"{origin}: {impossible} Correct the file, or set data.limits.allow_suspicious_boxes true.")
-
-
-def _refuse_unlabelled(index: SplitIndex, left_out: Collection[int], origin: str) -> None:
-    """Refuse a split without a box outside of the quarantined positions `left_out`; `origin` is its option and file."""
-    boxes = np.diff(index.box_offsets())
-    boxes[list(left_out)] = 0
-    if not boxes.any():
-        notes = f" ({'; '.join(index.facts.notes)})" if index.facts.notes else ""
-        raise UserError(
-            f"{origin}: none of the {len(index) - len(left_out):,} used frames has a box{notes}; use a file with "
-            "labels, or set data.limits.allow_unlabelled true to train and score on background alone"
-        )
 
 
 def warn_of_boxes(index: SplitIndex, origin: str) -> None:
@@ -227,22 +224,22 @@ def warn_of_boxes(index: SplitIndex, origin: str) -> None:
 
 def check_depth(names: Sequence[str], storage: Storage) -> None:
     """Decode a sample of the frames to check their bit depth; damaged frames are skipped."""
-    frames_or_errors = list(_decode_sample(names, storage))
-    depth_errors = [result for result in frames_or_errors if isinstance(result, BitDepthError)]
-    refuse_other_depth(depth_errors, sum(isinstance(result, np.ndarray) for result in frames_or_errors))
+    errors: list[FrameError] = []
+    usable = sum(1 for _ in _decode_sample(names, storage, errors))
+    refuse_other_depth([error for error in errors if isinstance(error, BitDepthError)], usable)
 
 
 def describe_values(names: Sequence[str], storage: Storage) -> str:
     """Return percentiles of the pixel values of a sample of the frames, which have 16 bits, in one line."""
-    frames = [frame for frame in _decode_sample(names, storage) if isinstance(frame, np.ndarray)]
-    if not frames:
+    counts = [value_counts(np.asarray(frame, dtype=np.uint16)) for frame in _decode_sample(names, storage, [])]
+    if not counts:
         return "pixel values: no sampled frame can be read"
-    counts = sum((value_counts(np.asarray(frame, dtype=np.uint16)) for frame in frames), start=np.zeros((), np.int64))
+    total = np.sum(counts, axis=0)
     spans = []
     for low, high in ((0, 100), (0.5, 99.5), (5, 95)):
-        span = PixelRange("frame", low, high).percentiles(counts)
+        span = PixelRange("frame", low, high).percentiles(total)
         spans.append(f"{low:g} to {high:g} %: {span.low:.0f} to {span.high:.0f}")
-    return f"pixel values of {len(frames)} sampled frames: {', '.join(spans)}"
+    return f"pixel values of {len(counts)} sampled frames: {', '.join(spans)}"
 
 
 def refuse_other_depth(errors: Sequence[BitDepthError], usable: int, what: str = "sampled frames") -> None:
@@ -251,33 +248,13 @@ def refuse_other_depth(errors: Sequence[BitDepthError], usable: int, what: str =
         raise UserError(_describe_depths(errors, len(errors) + usable, what))
 
 
-def _refuse_estimate(errors: Sequence[BitDepthError], sampled: int, count: int, limit: int) -> None:
-    """Refuse a split of `count` frames if more than `limit` of them are expected to have another bit depth."""
-    expected = len(errors) * count // max(1, sampled)
-    if len(errors) >= FEWEST_OTHER_DEPTHS and expected > limit:
-        raise UserError(
-            f"about {expected:,} of {count:,} frames cannot be used, more than data.limits.max_bad_frames {limit}: "
-            + _describe_depths(errors, sampled, "sampled frames")
-        )
-
-
 def _describe_depths(errors: Sequence[BitDepthError], count: int, what: str) -> str:
     """Return the range of the values of images with another bit depth, and the remedy."""
     lowest = min(error.lowest for error in errors)
     highest = max(error.highest for error in errors)
     first = errors[0]
-    text = (
-        f"{len(errors)} of {count} {what} are not {first.bits}-bit images, such as {first.name}: their pixels are "
-        f"{first.dtype}, values {lowest:.7g} to {highest:.7g}"
-    )
-    if not first.is_gray_16:
-        return f"{text}; {first.remedy}"
-    option = "--data.input.pixel_range"
-    return (
-        f"{text}. To read 16-bit gray images, add: {option}.mode fixed {option}.low {lowest} {option}.high {highest} "
-        "(predict PICTURES: --pixel_range.mode and so on, prepare: --bits 16, Detector: pixel_range), see "
-        "docs/dataset_formats.md"
-    )
+    example = BitDepthError(first.name, first.dtype, lowest, highest, first.bits, first.channels)
+    return f"{len(errors)} of {count} {what} are not {first.bits}-bit images, such as {example}"
 
 
 def needed_channels(index: SplitIndex, storage: Storage) -> Channels:
@@ -286,18 +263,17 @@ def needed_channels(index: SplitIndex, storage: Storage) -> Channels:
     If no sampled frame can be read, the result is 3.
     """
     channels: Channels = 3
-    for frame in _decode_sample(index.file_names(), storage):
-        if isinstance(frame, np.ndarray):
-            if (frame != frame[..., :1]).any():
-                return 3
-            channels = 1
+    for frame in _decode_sample(index.file_names(), storage, []):
+        if (frame != frame[..., :1]).any():
+            return 3
+        channels = 1
     return channels
 
 
-def _decode_sample(names: Sequence[str], storage: Storage) -> Iterator[Frame | FrameError]:
-    """Yield the pixels or the error of each sampled frame."""
+def _decode_sample(names: Sequence[str], storage: Storage, errors: list[FrameError]) -> Iterator[Frame]:
+    """Yield the pixels of each sampled frame; the error of a frame that cannot be read is appended to `errors`."""
     for position in sampled_positions(names, SAMPLED_FRAMES):
         try:
             yield storage.read(names[position])
         except FrameError as error:
-            yield error
+            errors.append(error)

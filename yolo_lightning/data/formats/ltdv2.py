@@ -16,7 +16,6 @@ from yolo_lightning.data.formats.annotations import IMAGE_NUMBER, Annotations, e
 from yolo_lightning.data.formats.coco_json import decode, to_annotations
 from yolo_lightning.data.formats.dataset_format import DatasetSettings, JsonFormat
 from yolo_lightning.data.formats.image_ids import month_of_digits, month_of_id
-from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.data.occurrences import occurrences
@@ -27,10 +26,9 @@ from yolo_lightning.utils.plain_text import one_line
 
 CLASS_NAMES = ("person", "bicycle", "motorcycle", "vehicle")  # LTDv2's classes in the order of their category ids
 CATEGORY_IDS = (1, 2, 3, 4)
-TRAIN_FILE = "Train.json"
 VALID_FILE = "Valid.json"
 PREDICT_FILE = "TestNoLabels.json"
-OFFICIAL_FILES = (TRAIN_FILE, VALID_FILE, PREDICT_FILE)
+OFFICIAL_FILES = ("Train.json", VALID_FILE, PREDICT_FILE)
 
 
 def read_annotations(path: Path) -> Annotations:
@@ -114,9 +112,6 @@ class LTDv2Format(JsonFormat):
 
     def remedy(self) -> str:
         return f"{super().remedy()} {DOWNLOAD}"
-
-    def open_index(self, split: Split) -> SplitIndex:
-        return self.settings.split.part(split, self.open_file(self.name(split)))
 
     def open_storage(self, split: Split, channels: Channels) -> Storage:
         return open_frames(self.root, self.settings.storage, self.settings.frame_limits)

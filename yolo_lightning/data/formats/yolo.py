@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import msgspec
 import numpy as np
 
+from yolo_lightning.data.array_types import Int64Array
 from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings
 from yolo_lightning.data.formats.file_settings import Files
@@ -33,7 +34,6 @@ from yolo_lightning.utils.plain_text import name_some
 from yolo_lightning.utils.regular_files import open_regular, read_regular
 
 UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted as a bad frame when its pixels are read
-SPLIT_FILES = ("train", "valid", "test", "predict")  # Names of `Files` that a data.yaml replaces
 LABEL_RULE = f"a label line must be class, {CENTERS} as fractions of the image"
 READERS = 8  # Number of threads that read label files and headers: they mostly wait for the disk
 
@@ -49,7 +49,7 @@ class YoloFormat(DatasetFormat):
     def __init__(self, settings: DatasetSettings) -> None:
         super().__init__(settings)
         defaults = Files()
-        for name in SPLIT_FILES:
+        for name in get_args(Split):
             value = getattr(settings.files, name)
             if value not in (None, getattr(defaults, name)):
                 raise UserError(
@@ -80,7 +80,7 @@ class YoloFormat(DatasetFormat):
         key = self._key(split)
         images = YoloSplit(self.description, key, self.settings.frame_limits)
         folder = self.settings.storage.index_folder
-        index = open_packed(f"{self.description.file.stem}-{key}", images.state, images.read, folder)
+        index = open_packed(f"{self.description.file.stem}-{key}", images.state(), images.read, folder)
         if split in ("test", "predict") and key == "train":
             split = "valid"
         return self.settings.split.part(split, index)
@@ -159,36 +159,31 @@ class YoloSplit:
             owner,
             centres * shapes[owner][:, [1, 0, 1, 0]],
             classes,
-            dict(enumerate(self.description.class_names)),
+            self.description.names,
             self._notes(records),
             CENTERS,
             LABEL_RULE,
+            unlikely=self._unlikely_classes(classes),
         )
-        return _with_repeated_images(self._unlikely_classes(annotations), self.files.originals)
+        return _with_repeated_images(annotations, self.files.originals)
 
-    def _unlikely_classes(self, annotations: Annotations) -> Annotations:
-        """Add a remark to the facts if no box has the first class: class numbers may begin at 1."""
+    def _unlikely_classes(self, classes: Int64Array) -> str:
+        """Return a remark if no box has the first class: class numbers may begin at 1; else ""."""
         names = self.description.class_names
-        labels = annotations.labels
-        if len(names) < 2 or len(labels) < FEWEST or not labels.min():
-            return annotations
+        if len(names) < 2 or len(classes) < FEWEST or not classes.min():
+            return ""
         first_labelled = next(label for label in self.files.labels if label)
-        remark = (
+        return (
             f"no box has the class 0, {names[0]!r}: if the class numbers of the label files, such as {first_labelled}, "
             "begin at 1, subtract 1 from them"
         )
-        unlikely = "; ".join(filter(None, (annotations.facts.unlikely, remark)))
-        return replace(annotations, facts=msgspec.structs.replace(annotations.facts, unlikely=unlikely))
 
     def _record(self, image: str, label: str) -> Record:
-        try:
-            shape = image_shape(Path(image), self.limits)
-        except (OSError, ValueError):
-            shape = None
+        shape = image_shape(Path(image), self.limits)
         if not label:
             return shape, None
         try:
-            return shape, read_labels(Path(label), len(self.description.class_names), self.description.keypoint_columns)
+            return shape, read_labels(Path(label), len(self.description.names), self.description.keypoint_columns)
         except UserError as error:
             return shape, str(error)
 
@@ -214,7 +209,7 @@ class YoloSplit:
         heif_images = [image for image in unreadable if suffix(image) in HEIF_SUFFIXES]
         if heif_images and not reads_heif():
             notes.append(f"{counted(len(heif_images), 'of them are HEIC images', heif_images[0])}: {NEEDS_HEIF}")
-        return [*self.description.notes, *self.files.notes, *notes]
+        return [*self.files.notes, *notes]
 
 
 def image_ids(names: list[str]) -> list[str]:
@@ -243,23 +238,20 @@ def _with_repeated_images(annotations: Annotations, originals: Mapping[int, int]
 
 
 def image_shape(path: Path, limits: FrameLimits = FrameLimits()) -> tuple[int, int] | None:  # noqa: B008
-    """Return `(height, width)` of the decoded image in pixels, after its EXIF orientation; None if it is damaged.
+    """Return `(height, width)` of the decoded image in pixels, after its EXIF orientation; None if it is unreadable.
 
     Only the header is read, except for turned images: which formats are turned back depends on the OpenCV version.
     """
-    with open_regular(path) as file:
-        try:
-            with open_image(file) as image:
-                width, height = image.size
-                # Pillow would decode the whole PNG to search for EXIF data.
-                without_exif = image.format == "PNG" and "exif" not in image.info
-                if without_exif or image.getexif().get(ORIENTATION) not in TURNED:
-                    return height, width
-        except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
-            pass
+    # Pillow raises many types of exceptions for damaged headers, also struct.error.
+    with suppress(Exception), open_regular(path) as file, open_image(file) as image:
+        width, height = image.size
+        # Pillow would decode the whole PNG to search for EXIF data.
+        without_exif = image.format == "PNG" and "exif" not in image.info
+        if without_exif or image.getexif().get(ORIENTATION) not in TURNED:
+            return height, width
     try:
         content = read_regular(path, limits.max_bytes)
         height, width = decode_frame(content, path.name, limits=limits).shape[:2]
-    except FrameError:
+    except (FrameError, OSError, ValueError):
         return None
     return height, width

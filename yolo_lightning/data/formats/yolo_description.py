@@ -8,7 +8,7 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from yolo_lightning.data.formats.annotations import distinct_names, renamed_classes
+from yolo_lightning.data.formats.annotations import distinct_names
 from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.paths import existing_form, has_drive, plain_path, real_path, user_path
@@ -34,10 +34,14 @@ class DataDescription:
     file: Path
     root: Path  # Folder that image names are relative to
     entries: Mapping[Key, tuple[str, ...]]  # Folders and image lists of each split, as in the file
-    class_names: tuple[str, ...]  # Class names, index 0 first
-    channels: Channels | None  # None if the file does not define it
-    keypoint_columns: int  # Number of keypoint columns after each box
-    notes: tuple[str, ...]  # Remarks about the class names for the log, one line each
+    names: Mapping[int, str]  # Class names by number, 0 first, as in the file
+    channels: Channels | None = None  # None if the file does not define it
+    keypoint_columns: int = 0  # Number of keypoint columns after each box
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Different names of the classes, index 0 first."""
+        return tuple(distinct_names(self.names).values())
 
     def places(self, key: Key) -> list[Path]:
         """Return the existing folders and image lists of a split, as absolute paths that may be links.
@@ -95,15 +99,13 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
     channels = content.get("channels")
     if channels not in (None, *get_args(Channels)):
         raise _refused(file, "channels", "one of 1, 3", channels)
-    names_by_number = class_names(file, content.get("names"), content.get("nc"))
     return DataDescription(
         file=real_path(file),
         root=real_path(root),
         entries=entries,
-        class_names=tuple(distinct_names(names_by_number).values()),
+        names=class_names(file, content.get("names"), content.get("nc")),
         channels=channels,
         keypoint_columns=_keypoint_columns(file, content.get("kpt_shape")),
-        notes=tuple(renamed_classes(names_by_number)),
     )
 
 
@@ -135,11 +137,8 @@ def _keypoint_columns(file: Path, shape: Any) -> int:
     """Return the number of keypoint columns: keypoints times numbers per keypoint; 0 without keypoints."""
     if shape is None:
         return 0
-    if not isinstance(shape, list) or [type(number) for number in shape] != [int, int]:
-        is_valid = False
-    else:
-        is_valid = 0 <= min(shape) <= max(shape) <= MOST_KEYPOINTS
-    if not is_valid:
+    is_pair = isinstance(shape, list) and [type(number) for number in shape] == [int, int]
+    if not is_pair or not 0 <= min(shape) <= max(shape) <= MOST_KEYPOINTS:
         raise _refused(file, "kpt_shape", f"a list of two integers from 0 to {MOST_KEYPOINTS}", shape)
     return int(shape[0] * shape[1])
 

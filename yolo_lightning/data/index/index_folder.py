@@ -26,9 +26,7 @@ State = dict[str, Any]
 """Plain JSON that must be unchanged for a folder to be current; `path` identifies the source of the arrays."""
 
 
-def open_folder(
-    index_root: Path, stem: str, describe: Callable[[], State], build: Callable[[], tuple[Arrays, dict[str, Any]]]
-) -> Path:
+def open_folder(index_root: Path, stem: str, source: State, build: Callable[[], tuple[Arrays, dict[str, Any]]]) -> Path:
     """Return the folder under `index_root` with the arrays of a source; build the folder if its state has none yet.
 
     The name of the folder contains `stem`, a hash of the source's path and a hash of its state. A changed source
@@ -38,10 +36,9 @@ def open_folder(
     Args:
         index_root: Parent of the folder.
         stem: Beginning of the name.
-        describe: Returns the present state of the source.
+        source: Present state of the source.
         build: Returns the arrays by file stem, and further entries of the manifest.
     """
-    source = describe()
     name = f"{stem}-{_short_hash(source['path'])}"
     folder = index_root / f"{name}-{_short_hash(repr(sorted(source.items())))}"
     if not is_current(folder, source):

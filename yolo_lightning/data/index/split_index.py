@@ -176,24 +176,18 @@ def open_index(annotation_file: Path, index_root: Path, read: Callable[[Path], A
 
     A change of the stamp of the file makes the index out of date.
     """
-
-    def describe() -> State:
-        return {
-            "path": str(real_path(annotation_file)),
-            "reader": read.__name__,
-            "stamp": list(file_stamp(annotation_file)),
-        }
-
-    return open_packed(annotation_file.stem, describe, lambda: read(annotation_file), index_root)
+    source = {
+        "path": str(real_path(annotation_file)),
+        "reader": read.__name__,
+        "stamp": list(file_stamp(annotation_file)),
+    }
+    return open_packed(annotation_file.stem, source, lambda: read(annotation_file), index_root)
 
 
-def open_packed(
-    stem: str, describe: Callable[[], State], read: Callable[[], Annotations], index_root: Path
-) -> SplitIndex:
+def open_packed(stem: str, source: State, read: Callable[[], Annotations], index_root: Path) -> SplitIndex:
     """Open the index of annotations under `index_root`; arguments as in `index_folder.open_folder`."""
-    return SplitIndex(
-        index_folder.open_folder(index_root, stem, lambda: {"format": FORMAT, **describe()}, lambda: packed(read()))
-    )
+    folder = index_folder.open_folder(index_root, stem, {"format": FORMAT, **source}, lambda: packed(read()))
+    return SplitIndex(folder)
 
 
 def packed(annotations: Annotations) -> tuple[Arrays, dict[str, Any]]:

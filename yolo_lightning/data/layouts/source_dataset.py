@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from yolo_lightning.data.formats.annotations import Annotations, distinct_names, renamed_classes, still_images
+from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.yolo import READERS, image_shape
 from yolo_lightning.data.layouts.labelled_folder import SAME_NAME, LabelledFolder, LabelledImage, SourceFolder, paired
 from yolo_lightning.errors import UserError
@@ -37,21 +37,23 @@ def located(folder: SourceFolder, labelled: LabelledFolder, advance: Advance) ->
     shapes: dict[str, tuple[int, int]] = {}  # Height and width of the usable images
     rows: list[tuple[float, ...]] = []  # Position of the image, class and four numbers of each box
     with ThreadPoolExecutor(READERS) as pool:
-        sizes = pool.map(lambda file: _size(folder, file), images)
-        for (file, image), size in zip(images.items(), sizes, strict=True):
+        paths = [folder.root / file for file in images]
+        for (file, image), shape in zip(images.items(), pool.map(image_shape, paths), strict=True):
             advance(1)
-            problem = _problem(image, size)
-            if problem:
-                labelled.notes[problem].append(file)
+            if shape is None:
+                labelled.notes["damaged images left out"].append(file)
+                continue
+            size = shape[::-1]
+            if any(image.size) and tuple(image.size) != size:
+                labelled.notes["images left out, whose size is not that of their annotation"].append(file)
                 continue
             scale = np.tile(size, 2) / 100 if labelled.is_percent else 1
             for name, box in zip(image.class_names, image.boxes, strict=True):
                 rows.append((len(shapes), numbers[name or UNNAMED], *(np.array(box) * scale)))
-            shapes[file] = size[::-1]
+            shapes[file] = shape
     if not rows:
         notes = "; ".join(f"{len(paths):,} {note}" for note, paths in labelled.notes.items())
         raise UserError(f"{folder.root}: no usable image has a box: {notes or 'the annotations contain no box'}")
-    names_by_number = dict(enumerate(class_names))
     table = np.array(rows)
     annotations = still_images(
         shapes,
@@ -61,8 +63,8 @@ def located(folder: SourceFolder, labelled: LabelledFolder, advance: Advance) ->
         table[:, 0].astype(np.int64),
         table[:, 2:],
         table[:, 1].astype(np.int64),
-        distinct_names(names_by_number),
-        renamed_classes(names_by_number),
+        dict(enumerate(class_names)),
+        [],
         labelled.box_format,
         rule=f"boxes of {labelled.layout} must be {labelled.box_format}",
     )
@@ -80,20 +82,3 @@ def _matched(folder: SourceFolder, labelled: LabelledFolder) -> dict[str, Labell
     }
     labelled.notes |= {note: sorted(paths) for note, paths in groups.items() if paths}
     return {file: labelled.images[name] for name, file in sorted(pairs.items(), key=lambda pair: pair[1])}
-
-
-def _size(folder: SourceFolder, file: str) -> tuple[int, int]:
-    """Return width and height of an image in pixels, zeros if it is damaged."""
-    try:
-        height, width = image_shape(folder.root / file) or (0, 0)
-    except (OSError, ValueError):
-        return 0, 0
-    return width, height
-
-
-def _problem(image: LabelledImage, size: tuple[int, int]) -> str:
-    if not all(size):
-        return "damaged images left out"
-    if any(image.size) and tuple(image.size) != size:
-        return "images left out, whose size is not that of their annotation"
-    return ""

@@ -25,7 +25,7 @@ def read_label_files(folder: SourceFolder, labels: list[str], advance: Advance) 
     if len(lists) > 1:
         raise UserError(f"{folder.root}: the lists of class names must be equal, got {', '.join(class_lists)}")
     names = next(iter(lists), tuple(f"class_{number}" for number in range(MOST_CLASSES)))
-    description = DataDescription(folder.root / FILE_NAME, folder.root, {"train": (".",)}, names, None, 0, ())
+    description = DataDescription(folder.root / FILE_NAME, folder.root, {"train": (".",)}, dict(enumerate(names)))
     notes: dict[str, list[str]] = defaultdict(list)
     files = _paired_files(folder, labels, notes)
     annotations = YoloSplit(description, "train", files=files).read()

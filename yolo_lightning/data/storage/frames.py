@@ -110,9 +110,11 @@ class BitDepthError(FrameError):
         if self.dtype == "uint8":
             return "set data.input.pixel_range.mode null (prepare: --bits 8) to read 8-bit images"
         if self.is_gray_16:
+            option = "--data.input.pixel_range"
             return (
-                "set data.input.pixel_range.mode (predict: --pixel_range.mode, Detector: pixel_range, prepare: --bits "
-                "16) to read 16-bit gray images"
+                f"to read 16-bit gray images, add: {option}.mode fixed {option}.low {self.lowest} {option}.high "
+                f"{self.highest} (predict PICTURES: --pixel_range.mode and so on, prepare: --bits 16, Detector: "
+                "pixel_range), see docs/dataset_formats.md"
             )
         return f"only 8-bit images and 16-bit gray images are supported: {CONVERT}"
 

@@ -152,9 +152,6 @@ def _open_directory(archive: Path, index_root: Path) -> Path:
     if not archive.is_file():
         raise UserError(f"frame archive {archive} {missing(archive)}")
 
-    def describe() -> index_folder.State:
-        return {"format": FORMAT, "path": str(real_path(archive)), "stamp": list(file_stamp(archive))}
-
     def build() -> tuple[index_folder.Arrays, dict[str, Any]]:
         names, members = read_directory(archive)
         fingerprint = sha256(names.tobytes())
@@ -162,7 +159,8 @@ def _open_directory(archive: Path, index_root: Path) -> Path:
             fingerprint.update(members[column].tobytes())
         return {"names": names, "members": members}, {"fingerprint": fingerprint.hexdigest()[:32]}
 
-    return index_folder.open_folder(index_root, archive.name, describe, build)
+    source = {"format": FORMAT, "path": str(real_path(archive)), "stamp": list(file_stamp(archive))}
+    return index_folder.open_folder(index_root, archive.name, source, build)
 
 
 def read_directory(archive: Path) -> tuple[BytesArray, AnyArray]:
