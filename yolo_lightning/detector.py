@@ -162,13 +162,12 @@ class Detector:
         assert self.settings.image_size is not None
         self.settings.image_size.check("image_size")
         self.device = chosen_device(str(device))
-        self._graph, self.names = folded_network(
-            self.file,
-            self.device,
-            conv_backend,
-            allow_pickle=allow_pickle,
-            one_to_one=self.settings.detections.one_to_one,
-        )
+        graph = arranged_network(self.file, self.device, conv_backend, allow_pickle=allow_pickle)
+        one_to_one = self.settings.detections.one_to_one
+        if one_to_one:
+            check_one_to_one(graph, str(self.file))
+        self._graph = FoldedGraph(graph, one_to_one=one_to_one, with_loss=False)
+        self.names = list(graph.names.values())
         self.settings.image_size.check("image_size", stride=self._graph.stride)
         self._batch_size = batch_size
         self._classes = len(self.names)
@@ -324,7 +323,11 @@ def _pixels_of_tensor(image: Tensor) -> UInt8Array:
 
 
 def arranged_network(file: Path, device: torch.device, convolution: Convolution, *, allow_pickle: bool = False) -> Any:
-    """Return the network of a file on a device, without gradients; `convolution` is a `ConvolutionSettings.backend`."""
+    """Return the network of a file on a device, without gradients.
+
+    The file is a checkpoint of this package or an Ultralytics `.pt` file, which is opened with `allow_pickle` even if
+    it contains arbitrary pickled code. `convolution` is a `ConvolutionSettings.backend`.
+    """
     graph = read_network(file, allow_pickle=allow_pickle)
     head = type(graph.model[-1]).__name__
     if head not in HEADS:
@@ -334,24 +337,3 @@ def arranged_network(file: Path, device: torch.device, convolution: Convolution,
     if convolution == "auto":
         convolution, memory_format = choose_convolution(device, ConvolutionSettings())
     return arrange(graph, convolution, memory_format=memory_format)
-
-
-def folded_network(
-    file: Path,
-    device: torch.device,
-    convolution: Convolution,
-    *,
-    allow_pickle: bool = False,
-    one_to_one: bool = False,
-) -> tuple[FoldedGraph, list[str]]:
-    """Return the network of a file with folded normalization, and its class names by index.
-
-    The file is a checkpoint of this package or an Ultralytics `.pt` file, which is opened with `allow_pickle` even if
-    it contains arbitrary pickled code. `convolution` is a `ConvolutionSettings.backend`,
-    `one_to_one` as in `DetectionSettings`.
-    """
-    graph = arranged_network(file, device, convolution, allow_pickle=allow_pickle)
-    if one_to_one:
-        check_one_to_one(graph, str(file))
-    folded = FoldedGraph(graph, one_to_one=one_to_one, with_loss=False)
-    return folded, [str(graph.names[number]) for number in range(len(graph.names))]

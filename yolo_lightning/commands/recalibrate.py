@@ -22,7 +22,6 @@ from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.loader import evaluation_settings, loader_arguments
-from yolo_lightning.detector import arranged_network
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.convolution_settings import Convolution
 from yolo_lightning.model.graph import network_input
@@ -95,8 +94,8 @@ def apply(
         The recalibrated checkpoint, without the state of the training, which cannot be resumed; the scores. The
         checkpoint is not written, so that no file exists before its scores.
     """
-    usual, names, settings = network_for(data, file, device, conv_backend)
-    graph = arranged_network(file, device, conv_backend)
+    graph, names, settings = network_for(data, file, device, conv_backend)
+    usual = FoldedGraph(graph, one_to_one=settings.detections.one_to_one, with_loss=False)
     used = [0]
     inputs = _training_inputs(data, images, device, used)
     stride = graph_stride(graph)

@@ -7,22 +7,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from yolo_lightning.commands.console import counter
 from yolo_lightning.data.array_types import BoolArray
-from yolo_lightning.data.batch import collate, targets
+from yolo_lightning.data.batch import targets
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips
-from yolo_lightning.data.loader import evaluation_settings, loader_arguments
-from yolo_lightning.detector import folded_network
+from yolo_lightning.detector import arranged_network
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.model.convolution_settings import Convolution
 from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import network_input
+from yolo_lightning.model.layers import graph_stride
 from yolo_lightning.model.network_settings import NetworkSettings, read_settings
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.supervision import heartbeat
@@ -33,19 +31,20 @@ from yolo_lightning.training.device_transforms import as_one_class
 def network_for(
     data: DetectionDataModule, file: Path, device: torch.device, conv_backend: Convolution
 ) -> tuple[Any, list[str], NetworkSettings]:
-    """Return the network of a checkpoint, its class names and its settings, and set up the data for a validation.
+    """Return the graph of a checkpoint, its class names and its settings, and set up the data for a validation.
 
     Raises:
         UserError: If the network cannot be used with the data.
     """
     recorded = read_settings(file)
-    network, names = folded_network(file, device, conv_backend, one_to_one=recorded.detections.one_to_one)
-    data.image_size.check("data.image_size", stride=network.stride)
+    graph = arranged_network(file, device, conv_backend)
+    names = list(graph.names.values())
+    data.image_size.check("data.image_size", stride=graph_stride(graph))
     if not recorded.single_class and names != list(data.class_names):
         classes = list(data.class_names)
         raise UserError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
     data.setup("validate")
-    return network, names, recorded
+    return graph, names, recorded
 
 
 def match_validation(
@@ -70,15 +69,11 @@ def match_validation(
     Returns:
         The matches of each network, and `(F,)` whether each of their F frames is in the first half.
     """
-    frames = data.open("valid")
-    settings = evaluation_settings(data.loader, frames.values())
-    arguments = loader_arguments(settings, on_gpu=device.type == "cuda", persistent=False)
-    dataset = EvaluationDataset(frames, data.image_size)
-    loader = DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments)
+    index = data.index("valid")
     matched: list[list[Matches]] = [[] for _ in networks]
     image_ids: list[str] = []
-    with counter("processed", len(dataset)) as advance:
-        for batch in loader:
+    with counter("processed", len(index)) as advance:
+        for batch in data.val_dataloader():
             batch = data.on_before_batch_transfer(batch, 0)
             images = network_input(batch.images.to(device, non_blocking=True))
             expected = targets(as_one_class(batch) if single_class else batch)
@@ -88,7 +83,7 @@ def match_validation(
             image_ids += [target.image_id for target in expected]
             heartbeat.enter(Phase.VALIDATE)
             advance(len(batch))
-    is_first = dict(zip(frames.index.image_ids(), first_half(frames.index).tolist(), strict=True))
+    is_first = dict(zip(index.image_ids(), first_half(index).tolist(), strict=True))
     half = np.array([is_first[image_id] for image_id in image_ids], dtype=np.bool_)
     return [Matches.join(parts) for parts in matched], half
 
