@@ -27,7 +27,7 @@ from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.detection_result import DetectionResult
-from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings, MemoryFormat
+from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings
 from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
 from yolo_lightning.model.layers import FoldedGraph, arrange
 from yolo_lightning.model.native_probe import choose_convolution
@@ -333,7 +333,5 @@ def arranged_network(file: Path, device: torch.device, convolution: Convolution,
     if head not in HEADS:
         raise UserError(f"weights {file} must be of a network for detection ({' or '.join(HEADS)}), got {head}")
     graph.to(device).requires_grad_(False)
-    memory_format: MemoryFormat = "auto"
-    if convolution == "auto":
-        convolution, memory_format = choose_convolution(device, ConvolutionSettings())
-    return arrange(graph, convolution, memory_format=memory_format)
+    settings = choose_convolution(device, ConvolutionSettings(backend=convolution))
+    return arrange(graph, settings.backend, memory_format=settings.memory_format)

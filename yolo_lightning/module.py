@@ -45,7 +45,7 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.sampling.resumable_loader import ResumableLoader
 from yolo_lightning.errors import UserError
 from yolo_lightning.model import conv_backend, layers, native_failures, native_probe
-from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings, MemoryFormat
+from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings
 from yolo_lightning.model.detection_settings import CLASS_WIDTH_LIMITS, DetectionSettings
 from yolo_lightning.model.graph import (
     INPUT_CHANNELS,
@@ -180,7 +180,7 @@ class YOLOModule(LightningModule):
         self._convolution_plan = conv_backend.make_plan(self.convolution)
         names = (ONE_CLASS,) if single_class else tuple(map(str, class_names))
         self.graph = build_graph(variant, names, weights, class_width, allow_pickle, input_channels=input_channels)
-        self._arrange(self.convolution.backend, self.convolution.memory_format)
+        self._arrange(self.convolution)
         if self.detections.one_to_one:
             check_one_to_one(self.graph, variant)
         # The network can be rebuilt from these: plain values without the initial weights and the training's functions.
@@ -267,14 +267,12 @@ class YOLOModule(LightningModule):
             keep_freed_memory()
         else:
             prefer_fast_find()
-        convolution = self.convolution.backend
-        if convolution == "auto":
-            convolution = self._choose_convolution()
+        backend = self._choose_convolution().backend
         self._recorded_graph = None
         if self.convolution.cuda_graph and stage == "fit":
-            self._recorded_graph = self._recorder(convolution)
+            self._recorded_graph = self._recorder(backend)
         self._guard.computation = (
-            f"{convolution}, {self.convolution.algorithm}, {self.trainer.precision}, {strategy.root_device.type}"
+            f"{backend}, {self.convolution.algorithm}, {self.trainer.precision}, {strategy.root_device.type}"
         )
         self._guard.lowers_precision = self.lowers_precision and str(self.trainer.precision).endswith("mixed")
 
@@ -283,40 +281,41 @@ class YOLOModule(LightningModule):
         """Number of pixels of which the sides of the input are multiples."""
         return graph_stride(self.graph)
 
-    def _choose_convolution(self) -> Convolution:
-        """Choose and arrange the implementation for `backend: auto` on the device of the training."""
+    def _choose_convolution(self) -> ConvolutionSettings:
+        """Return the settings for the device of the training, and arrange the implementation of `backend: auto`."""
         strategy = self.trainer.strategy
-        choice: tuple[Convolution, MemoryFormat] = ("native", self.convolution.memory_format)
-        if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
-            choice = native_probe.choose_convolution(strategy.root_device, self.convolution, self.trainer.precision)
-        convolution, memory_format = strategy.broadcast(choice)
-        self._arrange(convolution, memory_format)
-        return convolution
+        chosen = self.convolution
+        if chosen.backend == "auto":
+            if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
+                chosen = native_probe.choose_convolution(strategy.root_device, chosen, self.trainer.precision)
+            chosen = strategy.broadcast(chosen)
+            self._arrange(chosen)
+        return chosen
 
-    def _recorder(self, convolution: Convolution) -> RecordedNetwork | None:
+    def _recorder(self, backend: Convolution) -> RecordedNetwork | None:
         """Return the graph with recorded passes, or raise a UserError for options with which they are not possible.
 
         The result is None for `gemm`, with a warning only: it can be the fallback level of a supervisor.
         """
         key = "model.convolution.cuda_graph"
         device = self.trainer.strategy.root_device
-        if device.type != "cuda" or self.trainer.world_size > 1:
-            ranks = self.trainer.world_size
+        ranks = self.trainer.world_size
+        if device.type != "cuda" or ranks > 1:
             raise UserError(f"{key} needs one NVIDIA or AMD GPU, got {ranks} x {device.type}: set {key} to false")
         if self.recipe.multi_scale:
             raise UserError(f"model.recipe.multi_scale must be 0 with {key}, got {self.recipe.multi_scale}")
-        if convolution == "gemm":
+        if backend == "gemm":
             rank_zero_warn(f"{key} has no effect: it needs native convolutions")
             return None
         return RecordedNetwork(self.graph)
 
-    def _arrange(self, convolution: Convolution, memory_format: MemoryFormat) -> None:
+    def _arrange(self, settings: ConvolutionSettings) -> None:
         layers.arrange(
             self.graph,
-            convolution,
-            self.convolution.activation_checkpointing,
+            settings.backend,
+            settings.activation_checkpointing,
             self._convolution_plan,
-            memory_format,
+            settings.memory_format,
         )
 
     def _check_classes(self, names: Sequence[str] | None) -> None:

@@ -23,7 +23,7 @@ import torch
 
 from yolo_lightning.conv import measurement_cache
 from yolo_lightning.conv.measurement_cache import describe_environment
-from yolo_lightning.model.convolution_settings import ConvolutionSettings, MemoryFormat
+from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings
 from yolo_lightning.model.native_failures import known_failure, verdicts_file
 from yolo_lightning.model.native_trial import VENDOR_FREE, Half, Trial
 from yolo_lightning.utils.announced_operations import PREFIX, last_operation
@@ -68,29 +68,30 @@ def _print_once(line: str) -> None:
 
 def choose_convolution(
     device: torch.device, settings: ConvolutionSettings, precision: str = "32-true"
-) -> tuple[Literal["gemm", "native"], MemoryFormat]:
-    """Return the convolution implementation and the memory format of `backend: auto` on a device, and log them.
+) -> ConvolutionSettings:
+    """Return the settings with the implementation and the memory format of `backend: auto` on a device, and log them.
 
-    On a CPU these are PyTorch's convolutions in channels_last, without a test. On other devices, native convolutions
-    are tested on layers of `settings` in the `precision` of the Trainer. A memory format other than `auto` is kept;
-    on NVIDIA GPUs `auto` is channels_last, which their matrix units need, and on others the one of `arrange`.
+    Settings with another backend are returned unchanged. On a CPU, `auto` means PyTorch's convolutions in
+    channels_last, without a test. On other devices, native convolutions are tested on layers of `settings` in the
+    `precision` of the Trainer. A memory format other than `auto` is kept; on NVIDIA GPUs `auto` is channels_last, which
+    their matrix units need, and on others the one of `arrange`.
     """
-    memory_format = settings.memory_format
+    if settings.backend != "auto":
+        return settings
     is_nvidia = device.type == "cuda" and torch.version.hip is None
-    if memory_format == "auto" and (device.type == "cpu" or is_nvidia):
-        memory_format = "channels_last"
+    if settings.memory_format == "auto" and (device.type == "cpu" or is_nvidia):
+        settings = replace(settings, memory_format="channels_last")
     if device.type == "cpu":
-        _print_once(f"model.convolution.backend auto: native, {memory_format}, on a CPU")
-        return "native", memory_format
+        _print_once(f"model.convolution.backend auto: native, {settings.memory_format}, on a CPU")
+        return replace(settings, backend="native")
     _print_once(
         f"model.convolution.backend auto: testing native convolutions on {device}, at most "
         f"{settings.probe_timeout_s:g} s without progress"
     )
-    settings = replace(settings, memory_format=memory_format)
     result = probe_native(device, settings, verdicts_file(), precision=precision)
-    convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"
-    _print_once(f"model.convolution.backend auto: {convolution}; {result}")
-    return convolution, memory_format
+    backend: Convolution = "native" if result.works else "gemm"
+    _print_once(f"model.convolution.backend auto: {backend}; {result}")
+    return replace(settings, backend=backend)
 
 
 @dataclass(frozen=True)
