@@ -48,21 +48,20 @@ from yolo_lightning.model import conv_backend, layers, native_failures, native_p
 from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings
 from yolo_lightning.model.detection_settings import CLASS_WIDTH_LIMITS, DetectionSettings
 from yolo_lightning.model.graph import (
-    INPUT_CHANNELS,
     build_graph,
     check_images,
     check_one_to_one,
     head_class_width,
     is_same_architecture,
     network_input,
-    stored_architecture,
 )
-from yolo_lightning.model.layers import FoldedGraph, graph_stride, of_branch
+from yolo_lightning.model.layers import INPUT_CHANNELS, FoldedGraph, graph_stride, of_branch
 from yolo_lightning.model.loss import DetectionLoss, class_weights
 from yolo_lightning.model.loss_settings import LossSettings
 from yolo_lightning.model.network_settings import check_same_input, input_record
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
+from yolo_lightning.model.variants import description_of, is_file_of_user
 from yolo_lightning.training.accumulation import Accumulation
 from yolo_lightning.training.cuda_graph import RecordedNetwork
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
@@ -195,9 +194,8 @@ class YOLOModule(LightningModule):
             "convolution": asdict(self.convolution),
             "detections": self.detections.recorded(),
         }
-        architecture = stored_architecture(variant)
-        if architecture is not None:
-            hyperparameters["architecture"] = architecture
+        if is_file_of_user(variant):  # the name of another graph is sufficient
+            hyperparameters["architecture"] = description_of(variant)
         self.save_hyperparameters(hyperparameters)
         self._frozen = freeze_parts(self.graph, freeze)
         keep_norms_frozen(self.graph, self._frozen)
@@ -329,8 +327,16 @@ class YOLOModule(LightningModule):
         rank_zero_warn(f"{difference}; boxes have the names of the model, in this order")
 
     def convolution_facts(self) -> dict[str, str]:
-        """Return the implementation of the convolutions for `environment.json`; the supervisor reads the entries."""
-        return native_failures.convolution_facts(self.convolution.backend, self.trainer.strategy.root_device)
+        """Return the implementation of the convolutions, and where a failure of native ones is stored.
+
+        `environment.json` contains these entries, which the supervisor reads.
+        """
+        facts = {"convolutions": str(self.convolution.backend)}
+        device = self.trainer.strategy.root_device
+        if device.type != "cpu":
+            facts["native verdict key"] = native_failures.device_key(device)
+            facts["native verdict file"] = str(native_failures.verdicts_file())
+        return facts
 
     def forward(self, images: Tensor) -> Any:
         """Return raw predictions for `(B, 1 or 3, H, W)` uint8 images; gray counts as three equal channels.
