@@ -1,5 +1,6 @@
 """Convolutions of the module: the result of `auto`, stored settings, and the copy for evaluation."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,9 +86,9 @@ def choice(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Pretends that a probe found native convolutions broken; holds what was asked."""
     asked: list[Any] = []
 
-    def choose(device: torch.device, settings: ConvolutionSettings, precision: str) -> tuple[str, str]:
+    def choose(device: torch.device, settings: ConvolutionSettings, precision: str) -> ConvolutionSettings:
         asked.append((device, settings, precision))
-        return "gemm", settings.memory_format
+        return replace(settings, backend="gemm")
 
     monkeypatch.setattr(module_file.native_probe, "choose_convolution", choose)
     return asked
@@ -141,8 +142,8 @@ def test_other_processes_take_what_the_first_found(choice: list[Any], monkeypatc
     class Strategy:
         root_device = torch.device("cpu")
 
-        def broadcast(self, value: tuple[str, str]) -> tuple[str, str]:
-            return "gemm", "channels_last"
+        def broadcast(self, value: ConvolutionSettings) -> ConvolutionSettings:
+            return replace(value, backend="gemm", memory_format="channels_last")
 
     class SecondProcess:
         strategy = Strategy()

@@ -27,7 +27,7 @@ from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.detection_result import DetectionResult
-from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings, MemoryFormat
+from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings
 from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
 from yolo_lightning.model.layers import FoldedGraph, arrange
 from yolo_lightning.model.native_probe import choose_convolution
@@ -162,13 +162,12 @@ class Detector:
         assert self.settings.image_size is not None
         self.settings.image_size.check("image_size")
         self.device = chosen_device(str(device))
-        self._graph, self.names = folded_network(
-            self.file,
-            self.device,
-            conv_backend,
-            allow_pickle=allow_pickle,
-            one_to_one=self.settings.detections.one_to_one,
-        )
+        graph = arranged_network(self.file, self.device, conv_backend, allow_pickle=allow_pickle)
+        one_to_one = self.settings.detections.one_to_one
+        if one_to_one:
+            check_one_to_one(graph, str(self.file))
+        self._graph = FoldedGraph(graph, one_to_one=one_to_one, with_loss=False)
+        self.names = list(graph.names.values())
         self.settings.image_size.check("image_size", stride=self._graph.stride)
         self._batch_size = batch_size
         self._classes = len(self.names)
@@ -324,34 +323,15 @@ def _pixels_of_tensor(image: Tensor) -> UInt8Array:
 
 
 def arranged_network(file: Path, device: torch.device, convolution: Convolution, *, allow_pickle: bool = False) -> Any:
-    """Return the network of a file on a device, without gradients; `convolution` is a `ConvolutionSettings.backend`."""
+    """Return the network of a file on a device, without gradients.
+
+    The file is a checkpoint of this package or an Ultralytics `.pt` file, which is opened with `allow_pickle` even if
+    it contains arbitrary pickled code. `convolution` is a `ConvolutionSettings.backend`.
+    """
     graph = read_network(file, allow_pickle=allow_pickle)
     head = type(graph.model[-1]).__name__
     if head not in HEADS:
         raise UserError(f"weights {file} must be of a network for detection ({' or '.join(HEADS)}), got {head}")
     graph.to(device).requires_grad_(False)
-    memory_format: MemoryFormat = "auto"
-    if convolution == "auto":
-        convolution, memory_format = choose_convolution(device, ConvolutionSettings())
-    return arrange(graph, convolution, memory_format=memory_format)
-
-
-def folded_network(
-    file: Path,
-    device: torch.device,
-    convolution: Convolution,
-    *,
-    allow_pickle: bool = False,
-    one_to_one: bool = False,
-) -> tuple[FoldedGraph, list[str]]:
-    """Return the network of a file with folded normalization, and its class names by index.
-
-    The file is a checkpoint of this package or an Ultralytics `.pt` file, which is opened with `allow_pickle` even if
-    it contains arbitrary pickled code. `convolution` is a `ConvolutionSettings.backend`,
-    `one_to_one` as in `DetectionSettings`.
-    """
-    graph = arranged_network(file, device, convolution, allow_pickle=allow_pickle)
-    if one_to_one:
-        check_one_to_one(graph, str(file))
-    folded = FoldedGraph(graph, one_to_one=one_to_one, with_loss=False)
-    return folded, [str(graph.names[number]) for number in range(len(graph.names))]
+    settings = choose_convolution(device, ConvolutionSettings(backend=convolution))
+    return arrange(graph, settings.backend, memory_format=settings.memory_format)

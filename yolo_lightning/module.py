@@ -45,24 +45,23 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.sampling.resumable_loader import ResumableLoader
 from yolo_lightning.errors import UserError
 from yolo_lightning.model import conv_backend, layers, native_failures, native_probe
-from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings, MemoryFormat
+from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings
 from yolo_lightning.model.detection_settings import CLASS_WIDTH_LIMITS, DetectionSettings
 from yolo_lightning.model.graph import (
-    INPUT_CHANNELS,
     build_graph,
     check_images,
     check_one_to_one,
     head_class_width,
     is_same_architecture,
     network_input,
-    stored_architecture,
 )
-from yolo_lightning.model.layers import FoldedGraph, graph_stride, of_branch
+from yolo_lightning.model.layers import INPUT_CHANNELS, FoldedGraph, graph_stride, of_branch
 from yolo_lightning.model.loss import DetectionLoss, class_weights
 from yolo_lightning.model.loss_settings import LossSettings
 from yolo_lightning.model.network_settings import check_same_input, input_record
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
+from yolo_lightning.model.variants import description_of, is_file_of_user
 from yolo_lightning.training.accumulation import Accumulation
 from yolo_lightning.training.cuda_graph import RecordedNetwork
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
@@ -180,7 +179,7 @@ class YOLOModule(LightningModule):
         self._convolution_plan = conv_backend.make_plan(self.convolution)
         names = (ONE_CLASS,) if single_class else tuple(map(str, class_names))
         self.graph = build_graph(variant, names, weights, class_width, allow_pickle, input_channels=input_channels)
-        self._arrange(self.convolution.backend, self.convolution.memory_format)
+        self._arrange(self.convolution)
         if self.detections.one_to_one:
             check_one_to_one(self.graph, variant)
         # The network can be rebuilt from these: plain values without the initial weights and the training's functions.
@@ -195,9 +194,8 @@ class YOLOModule(LightningModule):
             "convolution": asdict(self.convolution),
             "detections": self.detections.recorded(),
         }
-        architecture = stored_architecture(variant)
-        if architecture is not None:
-            hyperparameters["architecture"] = architecture
+        if is_file_of_user(variant):  # the name of another graph is sufficient
+            hyperparameters["architecture"] = description_of(variant)
         self.save_hyperparameters(hyperparameters)
         self._frozen = freeze_parts(self.graph, freeze)
         keep_norms_frozen(self.graph, self._frozen)
@@ -267,14 +265,12 @@ class YOLOModule(LightningModule):
             keep_freed_memory()
         else:
             prefer_fast_find()
-        convolution = self.convolution.backend
-        if convolution == "auto":
-            convolution = self._choose_convolution()
+        backend = self._choose_convolution().backend
         self._recorded_graph = None
         if self.convolution.cuda_graph and stage == "fit":
-            self._recorded_graph = self._recorder(convolution)
+            self._recorded_graph = self._recorder(backend)
         self._guard.computation = (
-            f"{convolution}, {self.convolution.algorithm}, {self.trainer.precision}, {strategy.root_device.type}"
+            f"{backend}, {self.convolution.algorithm}, {self.trainer.precision}, {strategy.root_device.type}"
         )
         self._guard.lowers_precision = self.lowers_precision and str(self.trainer.precision).endswith("mixed")
 
@@ -283,40 +279,41 @@ class YOLOModule(LightningModule):
         """Number of pixels of which the sides of the input are multiples."""
         return graph_stride(self.graph)
 
-    def _choose_convolution(self) -> Convolution:
-        """Choose and arrange the implementation for `backend: auto` on the device of the training."""
+    def _choose_convolution(self) -> ConvolutionSettings:
+        """Return the settings for the device of the training, and arrange the implementation of `backend: auto`."""
         strategy = self.trainer.strategy
-        choice: tuple[Convolution, MemoryFormat] = ("native", self.convolution.memory_format)
-        if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
-            choice = native_probe.choose_convolution(strategy.root_device, self.convolution, self.trainer.precision)
-        convolution, memory_format = strategy.broadcast(choice)
-        self._arrange(convolution, memory_format)
-        return convolution
+        chosen = self.convolution
+        if chosen.backend == "auto":
+            if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
+                chosen = native_probe.choose_convolution(strategy.root_device, chosen, self.trainer.precision)
+            chosen = strategy.broadcast(chosen)
+            self._arrange(chosen)
+        return chosen
 
-    def _recorder(self, convolution: Convolution) -> RecordedNetwork | None:
+    def _recorder(self, backend: Convolution) -> RecordedNetwork | None:
         """Return the graph with recorded passes, or raise a UserError for options with which they are not possible.
 
         The result is None for `gemm`, with a warning only: it can be the fallback level of a supervisor.
         """
         key = "model.convolution.cuda_graph"
         device = self.trainer.strategy.root_device
-        if device.type != "cuda" or self.trainer.world_size > 1:
-            ranks = self.trainer.world_size
+        ranks = self.trainer.world_size
+        if device.type != "cuda" or ranks > 1:
             raise UserError(f"{key} needs one NVIDIA or AMD GPU, got {ranks} x {device.type}: set {key} to false")
         if self.recipe.multi_scale:
             raise UserError(f"model.recipe.multi_scale must be 0 with {key}, got {self.recipe.multi_scale}")
-        if convolution == "gemm":
+        if backend == "gemm":
             rank_zero_warn(f"{key} has no effect: it needs native convolutions")
             return None
         return RecordedNetwork(self.graph)
 
-    def _arrange(self, convolution: Convolution, memory_format: MemoryFormat) -> None:
+    def _arrange(self, settings: ConvolutionSettings) -> None:
         layers.arrange(
             self.graph,
-            convolution,
-            self.convolution.activation_checkpointing,
+            settings.backend,
+            settings.activation_checkpointing,
             self._convolution_plan,
-            memory_format,
+            settings.memory_format,
         )
 
     def _check_classes(self, names: Sequence[str] | None) -> None:
@@ -330,8 +327,16 @@ class YOLOModule(LightningModule):
         rank_zero_warn(f"{difference}; boxes have the names of the model, in this order")
 
     def convolution_facts(self) -> dict[str, str]:
-        """Return the implementation of the convolutions for `environment.json`; the supervisor reads the entries."""
-        return native_failures.convolution_facts(self.convolution.backend, self.trainer.strategy.root_device)
+        """Return the implementation of the convolutions, and where a failure of native ones is stored.
+
+        `environment.json` contains these entries, which the supervisor reads.
+        """
+        facts = {"convolutions": str(self.convolution.backend)}
+        device = self.trainer.strategy.root_device
+        if device.type != "cpu":
+            facts["native verdict key"] = native_failures.device_key(device)
+            facts["native verdict file"] = str(native_failures.verdicts_file())
+        return facts
 
     def forward(self, images: Tensor) -> Any:
         """Return raw predictions for `(B, 1 or 3, H, W)` uint8 images; gray counts as three equal channels.
@@ -387,12 +392,10 @@ class YOLOModule(LightningModule):
         self.manual_backward(loss)
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Lightning reads the logged values from the device for the loggers after this hook, the last of a step."""
-        enter(Activity.DEVICE_WAIT)
-
-    def on_train_epoch_end(self) -> None:
         """Lightning reads the logged values from the device for callbacks and loggers after this hook."""
         enter(Activity.DEVICE_WAIT)
+
+    on_train_epoch_end = on_train_batch_end
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
         """Log the loss and return predictions and targets of one batch of letterboxed frames."""
@@ -413,14 +416,13 @@ class YOLOModule(LightningModule):
         The callback `EMA` has put the averaged weights into the graph before. The statistics stay with these weights.
         All ranks validate with equal statistics.
         """
-        within_fit = self.trainer.state.fn == "fit"
-        if within_fit and not self.trainer.sanity_checking and self.recipe.statistics_batches:
-            self._recompute_statistics()
-        elif within_fit and self.trainer.world_size > 1:
-            share_statistics(self.graph)
         self._folded_graph = None
-        if not within_fit:
+        if self.trainer.state.fn != "fit":
             self._folded_graph = FoldedGraph(self.graph, one_to_one=self.detections.one_to_one)
+        elif self.recipe.statistics_batches and not self.trainer.sanity_checking:
+            self._recompute_statistics()
+        elif self.trainer.world_size > 1:
+            share_statistics(self.graph)
 
     on_test_epoch_start = on_validation_epoch_start
     on_predict_epoch_start = on_validation_epoch_start
@@ -498,11 +500,11 @@ class YOLOModule(LightningModule):
         """Return the number of batches per epoch and rank, and the number of images per batch over all ranks."""
         trainer = self.trainer
         facts = self._data_facts()
-        if facts is None or facts.epoch_batches is None:
+        batches = None if facts is None else facts.epoch_batches
+        if batches is None:
             _ = trainer.estimated_stepping_batches  # loads the training data
-            facts = replace(TrainingFacts.from_trainer(trainer), epoch_batches=int(trainer.num_training_batches))
-        assert facts.epoch_batches is not None
-        return facts.epoch_batches, facts.batch_size * trainer.world_size
+            batches = int(trainer.num_training_batches)
+        return batches, TrainingFacts.from_trainer(trainer).batch_size * trainer.world_size
 
     def _automatic_recipe(self) -> Recipe:
         """Return the recipe of `auto`, now that the length of the training is known."""

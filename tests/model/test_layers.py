@@ -257,7 +257,8 @@ def test_accelerator_is_probed(
     native_probe._print_once.cache_clear()
     monkeypatch.setattr(torch.version, "hip", hip)
     settings = ConvolutionSettings(probe_timeout_s=7.0)
-    assert choose_convolution(torch.device("cuda", 1), settings, "16-mixed") == (expected, memory_format)
+    choice = choose_convolution(torch.device("cuda", 1), settings, "16-mixed")
+    assert (choice.backend, choice.memory_format) == (expected, memory_format)
     tested = ConvolutionSettings(probe_timeout_s=7.0, memory_format=memory_format)
     assert asked == [
         (torch.device("cuda", 1), tested, tmp_path / "yolo_lightning" / "convolution_probe.json", "16-mixed")

@@ -291,9 +291,9 @@ def test_trial_reports_a_failure_of_the_vendor_free_layers(monkeypatch: pytest.M
 @pytest.mark.whole_run
 def test_orphaned_child_exits_after_the_time_limit() -> None:
     code = (
-        "import sys, time; from yolo_lightning.model import native_trial as trial;"
+        "import time; from jsonargparse import auto_cli; from yolo_lightning.model import native_trial as trial;"
         "trial.run_trial = lambda *arguments: time.sleep(600);"
-        "trial.main(['--device', 'cpu', '--timeout_s', '0.3'])"
+        "auto_cli(trial.main, args=['--device', 'cpu', '--timeout_s', '0.3'], as_positional=False)"
     )
     root = str(Path(probe.__file__).parents[2])
     end = subprocess.run(

@@ -52,6 +52,9 @@ class FaultyConv(nn.Conv2d):
         return output
 
 
+NO_RUN = Path("no-run-folder")
+
+
 def step(check: SelfCheck, graph: nn.Module, number: int = 1, autocast: torch.dtype | None = None) -> None:
     """One step; the input is used by two layers, so that its gradient is not that of one layer."""
     torch.manual_seed(number)
@@ -65,14 +68,14 @@ def step(check: SelfCheck, graph: nn.Module, number: int = 1, autocast: torch.dt
 
 
 def prepared(
-    *layers: nn.Module, share: float = 1.0, run: Path | None = None, steps: int = 0, rank: int = 0
+    *layers: nn.Module, share: float = 1.0, run: Path = NO_RUN, steps: int = 0, rank: int = 0
 ) -> tuple[SelfCheck, Any]:
     graph, check = nn.Sequential(*layers), SelfCheck(share)
     check.prepare(graph, run, steps=steps, rank=rank, ranks=2)
     return check, graph
 
 
-def faulty(run: Path | None = None) -> tuple[SelfCheck, Any]:
+def faulty(run: Path = NO_RUN) -> tuple[SelfCheck, Any]:
     """Return a graph whose layer 1 can compute wrong results."""
     return prepared(nn.Conv2d(4, 4, 1), FaultyConv(4, 5, 3, padding=1, bias=False), run=run)
 
@@ -298,7 +301,7 @@ def test_frozen_layers_are_checked_and_unused_ones_leave_the_round(caplog: pytes
             return output
 
     graph, check = Network(), SelfCheck(1.0)
-    check.prepare(graph, None)
+    check.prepare(graph, NO_RUN)
 
     def steps(numbers: range) -> None:
         for number in numbers:

@@ -19,7 +19,7 @@ from yolo_lightning.data.batch import collate, targets
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.loader import EvaluationLoader, evaluation_settings, loader_arguments
-from yolo_lightning.detector import arranged_network, folded_network
+from yolo_lightning.detector import arranged_network
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.model.convolution_settings import Convolution
@@ -94,16 +94,17 @@ def apply(
         checkpoint is not written, so that no file exists before its scores.
     """
     settings = read_settings(file)
-    usual, names = folded_network(file, device, conv_backend, one_to_one=settings.detections.one_to_one)
-    data.image_size.check("data.image_size", stride=usual.stride)
+    graph = arranged_network(file, device, conv_backend)
+    stride = graph_stride(graph)
+    names = list(graph.names.values())
+    data.image_size.check("data.image_size", stride=stride)
     if not settings.single_class and names != list(data.class_names):
         classes = list(data.class_names)
         raise UserError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
     data.setup("validate")
-    graph = arranged_network(file, device, conv_backend)
+    usual = FoldedGraph(graph, one_to_one=settings.detections.one_to_one, with_loss=False)
     used = [0]
     inputs = _training_inputs(data, images, device, used)
-    stride = graph_stride(graph)
     if not recompute_statistics(graph, (batch for batch in inputs if not has_single_values(batch, stride))):
         raise UserError(f"{file}: the network has no batch normalization with running statistics")
     tensors = graph.state_dict()

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from yolo_lightning.checkpoints.torch_archive import check_tensors, load_checkpoint, reason, unsafe_globals
 from yolo_lightning.errors import UserError
 from yolo_lightning.model.description import MOST_CHANNELS, checked_description
-from yolo_lightning.model.layers import has_one_to_one_branch, image_layers
+from yolo_lightning.model.layers import INPUT_CHANNELS, has_one_to_one_branch, image_layers
 from yolo_lightning.model.read_pt import PtFile, complete_names, read_pt
-from yolo_lightning.model.variants import HEADS, description_of, is_file_of_user
+from yolo_lightning.model.variants import HEADS, description_of
 from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.utils.offline import offline
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
@@ -23,9 +23,6 @@ with offline():
     from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
 
 OWN_SETTINGS = "yolo_lightning"  # key of `NetworkSettings`, as plain Python, in a `.pt` file that this package exported
-INPUT_CHANNELS = 3
-"""Input channels of the first weight, as in published weights. `GrayConv2d` also accepts gray images."""
-
 HEAD_MODULE = "ultralytics.nn.modules.head."  # Module of the last layers of Ultralytics' networks
 MIN_MATCHING = 0.5  # share of tensors from a file of weights below which a warning is printed
 
@@ -109,13 +106,6 @@ def _set_class_width(graph: Any, width: int, description: dict[str, Any], input_
     """Give the hidden layers of the class head `width` channels, which Ultralytics derives from the classes."""
     if width != head_class_width(graph):
         graph.load(plain_graph(description, width, input_channels), verbose=False)
-
-
-def stored_architecture(variant: str) -> dict[str, Any] | None:
-    """Return the description that a checkpoint has to store: that of a file; None for a name, which is sufficient."""
-    if not is_file_of_user(variant):
-        return None
-    return description_of(variant)
 
 
 def is_same_architecture(saved: Mapping[str, Any], hyperparameters: Mapping[str, Any]) -> bool:

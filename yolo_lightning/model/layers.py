@@ -19,7 +19,8 @@ from yolo_lightning.conv.normalization import BatchNormSiLU2d, RecomputedBatchNo
 from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.model.convolution_settings import Convolution, MemoryFormat
 
-IMAGE_CHANNELS = 3
+INPUT_CHANNELS = 3
+"""Input channels of the first weight, as in published weights. `GrayConv2d` also accepts gray images."""
 
 
 def arrange(
@@ -44,13 +45,14 @@ def arrange(
             are faster with it, and contiguous for `native`.
     """
     restore(graph)
-    if convolution == "gemm":
+    is_gemm = convolution == "gemm"
+    if is_gemm:
         swap_convs(graph, plan=plan)
     for layer in image_layers(graph):
-        layer.__class__ = GrayGemmConv2d if convolution == "gemm" else GrayConv2d
-    channels_last = memory_format == "channels_last" or (memory_format == "auto" and convolution == "gemm")
+        layer.__class__ = GrayGemmConv2d if is_gemm else GrayConv2d
+    channels_last = memory_format == "channels_last" or (memory_format == "auto" and is_gemm)
     graph.to(memory_format=memory_format_of(channels_last))
-    if convolution == "gemm" or activation_checkpointing:
+    if is_gemm or activation_checkpointing:
         for block in blocks(graph):
             if isinstance(block.act, nn.SiLU):
                 block.bn.__class__ = RecomputedBatchNormSiLU2d if activation_checkpointing else BatchNormSiLU2d
@@ -74,7 +76,7 @@ def image_layers(graph: nn.Module) -> list[Any]:
     They are the only ones with three input channels: all other channel counts are multiples of 8, or those of groups.
     """
     layers = [layer for layer in graph.modules() if isinstance(layer, nn.Conv2d)]
-    return [layer for layer in layers if layer.in_channels == IMAGE_CHANNELS and layer.groups == 1]
+    return [layer for layer in layers if layer.in_channels == INPUT_CHANNELS and layer.groups == 1]
 
 
 def has_one_to_one_branch(graph: Any) -> bool:

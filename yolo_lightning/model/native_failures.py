@@ -11,7 +11,6 @@ import torch
 
 from yolo_lightning.conv import measurement_cache
 from yolo_lightning.conv.measurement_cache import describe_environment
-from yolo_lightning.model.convolution_settings import Convolution
 from yolo_lightning.utils.files import CONVOLUTION_VERDICTS, cache_folder
 
 
@@ -24,14 +23,6 @@ def device_key(device: torch.device) -> str:
     """Return the name under which failures of native convolutions on a device, driver and torch version are stored."""
     environment = describe_environment(device)
     return " | ".join(environment[name] for name in ("device_type", "device", "driver", "torch"))
-
-
-def convolution_facts(backend: Convolution, device: torch.device) -> dict[str, str]:
-    """Return the implementation in use, and where a failure of native ones is stored, for `environment.json`."""
-    facts = {"convolutions": str(backend)}
-    if device.type != "cpu":
-        facts |= {"native verdict key": device_key(device), "native verdict file": str(verdicts_file())}
-    return facts
 
 
 def known_failure(device: torch.device, file: Path | None) -> str | None:

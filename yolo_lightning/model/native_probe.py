@@ -23,7 +23,7 @@ import torch
 
 from yolo_lightning.conv import measurement_cache
 from yolo_lightning.conv.measurement_cache import describe_environment
-from yolo_lightning.model.convolution_settings import ConvolutionSettings, MemoryFormat
+from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings
 from yolo_lightning.model.native_failures import known_failure, verdicts_file
 from yolo_lightning.model.native_trial import VENDOR_FREE, Half, Trial
 from yolo_lightning.utils.announced_operations import PREFIX, last_operation
@@ -68,29 +68,30 @@ def _print_once(line: str) -> None:
 
 def choose_convolution(
     device: torch.device, settings: ConvolutionSettings, precision: str = "32-true"
-) -> tuple[Literal["gemm", "native"], MemoryFormat]:
-    """Return the convolution implementation and the memory format of `backend: auto` on a device, and log them.
+) -> ConvolutionSettings:
+    """Return the settings with the implementation and the memory format of `backend: auto` on a device, and log them.
 
-    On a CPU these are PyTorch's convolutions in channels_last, without a test. On other devices, native convolutions
-    are tested on layers of `settings` in the `precision` of the Trainer. A memory format other than `auto` is kept;
-    on NVIDIA GPUs `auto` is channels_last, which their matrix units need, and on others the one of `arrange`.
+    Settings with another backend are returned unchanged. On a CPU, `auto` means PyTorch's convolutions in
+    channels_last, without a test. On other devices, native convolutions are tested on layers of `settings` in the
+    `precision` of the Trainer. A memory format other than `auto` is kept; on NVIDIA GPUs `auto` is channels_last, which
+    their matrix units need, and on others the one of `arrange`.
     """
-    memory_format = settings.memory_format
+    if settings.backend != "auto":
+        return settings
     is_nvidia = device.type == "cuda" and torch.version.hip is None
-    if memory_format == "auto" and (device.type == "cpu" or is_nvidia):
-        memory_format = "channels_last"
+    if settings.memory_format == "auto" and (device.type == "cpu" or is_nvidia):
+        settings = replace(settings, memory_format="channels_last")
     if device.type == "cpu":
-        _print_once(f"model.convolution.backend auto: native, {memory_format}, on a CPU")
-        return "native", memory_format
+        _print_once(f"model.convolution.backend auto: native, {settings.memory_format}, on a CPU")
+        return replace(settings, backend="native")
     _print_once(
         f"model.convolution.backend auto: testing native convolutions on {device}, at most "
         f"{settings.probe_timeout_s:g} s without progress"
     )
-    settings = replace(settings, memory_format=memory_format)
     result = probe_native(device, settings, verdicts_file(), precision=precision)
-    convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"
-    _print_once(f"model.convolution.backend auto: {convolution}; {result}")
-    return convolution, memory_format
+    backend: Convolution = "native" if result.works else "gemm"
+    _print_once(f"model.convolution.backend auto: {backend}; {result}")
+    return replace(settings, backend=backend)
 
 
 @dataclass(frozen=True)
@@ -139,34 +140,47 @@ def probe_native(
     failure = known_failure(device, cache_file)
     if failure is not None:
         return ProbeResult("failed", failure)
-    timeout_s = settings.probe_timeout_s
-    longest_s = LONGEST_TRIAL * timeout_s if longest_s is None else longest_s
     options = asdict(settings)
     # The layers do not depend on these.
     for name in ("backend", "cuda_graph", "probe_timeout_s", "autotune_budget_s"):
         del options[name]
-    environment = environment_of(device, options | {"precision": AUTOCAST.get(precision)})
-    if command is None:
-        words = ["--device", str(device), "--timeout_s", str(longest_s + GRACE_S)]
-        if precision in AUTOCAST:
-            words += ["--precision", AUTOCAST[precision]]
-        options["autotune_budget_s"] = min(settings.autotune_budget_s, timeout_s / 4)
-        command = [sys.executable, "-m", TRIAL, *words, "--settings", json.dumps(options)]
-    return stored_or_probed(environment, cache_file, timeout_s, longest_s, command, _compare)
+    half = AUTOCAST.get(precision)
+    budget_s = min(settings.autotune_budget_s, settings.probe_timeout_s / 4)
+    words = [TRIAL, "--settings", json.dumps(options | {"autotune_budget_s": budget_s})]
+    if half is not None:
+        words += ["--precision", half]
+    depends_on = options | {"precision": half}
+    return stored_or_probed(device, settings, depends_on, words, _compare, cache_file, command, longest_s)
 
 
 def stored_or_probed(
-    environment: str,
-    cache_file: Path | None,
-    timeout_s: float,
-    longest_s: float,
-    command: Sequence[str],
+    device: torch.device,
+    settings: ConvolutionSettings,
+    depends_on: dict[str, Any],
+    words: Sequence[str],
     judge: Callable[[Any], ProbeResult],
+    cache_file: Path | None,
+    command: Sequence[str] | None = None,
+    longest_s: float | None = None,
 ) -> ProbeResult:
-    """Return the stored result of a probe in an environment, else run the child process and store its result.
+    """Return the stored result of a probe, else run the child process and store its result; see `probe_native`.
 
-    `judge` returns the result for the JSON content of the last line that the child prints. See `probe_native`.
+    Args:
+        device: The tested device.
+        settings: Settings with the time limit.
+        depends_on: Options on which the result depends, besides device, driver and torch version.
+        words: Module of the trial and its options, without the device and the time limit.
+        judge: Returns the result for the JSON content of the last line that the child prints.
+        cache_file: File with results.
+        command: Replaces the command of the child in tests.
+        longest_s: Time after which the child is killed in any case.
     """
+    timeout_s = settings.probe_timeout_s
+    if longest_s is None:
+        longest_s = LONGEST_TRIAL * timeout_s
+    if command is None:
+        command = [sys.executable, "-m", *words, "--device", str(device), "--timeout_s", str(longest_s + GRACE_S)]
+    environment = environment_of(device, depends_on)
     with suppress(KeyError, TypeError):  # a damaged entry is replaced
         stored = measurement_cache.load(cache_file, environment)
         is_too_short = stored["outcome"] == "hung" and stored["timeout_s"] < timeout_s
@@ -288,17 +302,19 @@ def _judge(
     last_line = ""
     if messages:
         last_line = f"; last line: {messages[-1][:SHOWN_CHARACTERS]}"
+    end = f"exit code {code}"
+    if code is None:
+        end = f"no progress for {timeout_s:g} s,"
+    elif code < 0:
+        end = f"killed by signal {-code} ({signal.strsignal(-code)})"
     if code != 0 and operation.startswith(VENDOR_FREE):
         # The native layers have been computed correctly before; a repetition may find compiled kernels.
-        end = f"no progress for {timeout_s:g} s" if code is None else f"exit code {code}"
-        return ProbeResult("works", f"vendor-free convolutions fail: {end},{phase}{last_line}", may_pass=True)
+        return ProbeResult("works", f"vendor-free convolutions fail: {end}{phase}{last_line}", may_pass=True)
     if code is None:
-        end = f"no progress for {timeout_s:g} s"
         if has_compiled:
-            end += ", after kernels were compiled"
-        return ProbeResult("hung", f"{end},{phase}{last_line}", may_pass=has_compiled)
+            end += " after kernels were compiled,"
+        return ProbeResult("hung", f"{end}{phase}{last_line}", may_pass=has_compiled)
     if code != 0:
-        end = f"exit code {code}" if code > 0 else f"killed by signal {-code} ({signal.strsignal(-code)})"
         # SIGKILL may come from the out-of-memory killer of the kernel.
         may_pass = "out of memory" in last_line or -code == signal.SIGKILL
         return ProbeResult("crashed", f"{end}{phase}{last_line}", may_pass)

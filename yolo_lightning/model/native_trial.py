@@ -11,7 +11,7 @@ import faulthandler
 import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -125,16 +125,21 @@ def run_trial(device: torch.device, settings: ConvolutionSettings, precision: Pr
         log_unexpected(error, RuntimeError)
         gemm_failure = f"{type(error).__name__}: {error}"
     announce("timing")
-    device_inputs = {name: _inputs_for(layers, inputs) for name, layers in implementations.items()}
-    times_ms: dict[str, list[float]] = {name: [] for name in implementations}
-    for _ in range(REPEATS):
-        # In turns, so that other work on the device slows both.
-        for name, layers in implementations.items():
-            work = partial(_pass, layers, device_inputs[name], computing)
-            times_ms[name].append(1000 * run_seconds(work, device))
-    native_ms = statistics.median(times_ms["native"])
-    gemm_ms = math.inf if gemm_failure else statistics.median(times_ms["gemm"])
-    return Trial(native_error, gemm_error, native_ms, gemm_ms, gemm_failure)
+    works = {
+        name: partial(_pass, layers, _inputs_for(layers, inputs), computing) for name, layers in implementations.items()
+    }
+    times_s = median_seconds(works, device, REPEATS)
+    gemm_ms = 1000 * times_s.get("gemm", math.inf)
+    return Trial(native_error, gemm_error, 1000 * times_s["native"], gemm_ms, gemm_failure)
+
+
+def median_seconds(works: Mapping[str, Callable[[], None]], device: torch.device, turns: int) -> dict[str, float]:
+    """Return the median time of each work; they take turns, so that other work on the device slows all of them."""
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(turns):
+        for name, work in works.items():
+            seconds[name].append(run_seconds(work, device))
+    return {name: statistics.median(measured) for name, measured in seconds.items()}
 
 
 def make_inputs() -> list[Tensor]:
@@ -201,13 +206,13 @@ def _pass(layers: nn.Sequential, inputs: Sequence[Tensor], precision: Precise) -
         torch.autograd.grad(output.float().square().sum(), [input, *layer.parameters()])
 
 
-def measured(
+def main(
     device: str = "cuda",
     timeout_s: float = 300.0,
     settings: ConvolutionSettings = ConvolutionSettings(),  # noqa: B008 - frozen
     precision: Precision = None,
-) -> Trial:
-    """Compare native and vendor-free convolutions with float64.
+) -> None:
+    """Compare native and vendor-free convolutions with float64, and print a `Trial` as one line of JSON.
 
     Args:
         device: cpu, cuda, cuda:1, xpu, mps.
@@ -216,7 +221,7 @@ def measured(
         precision: Dtype of autocast.
     """
     watch(timeout_s)
-    return run_trial(torch.device(device), settings, precision)
+    print(json.dumps(asdict(run_trial(torch.device(device), settings, precision))))
 
 
 def watch(timeout_s: float) -> None:
@@ -224,10 +229,5 @@ def watch(timeout_s: float) -> None:
     faulthandler.dump_traceback_later(timeout_s, exit=True)
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Measure in this process and print a `Trial` as one line of JSON."""
-    print(json.dumps(asdict(auto_cli(measured, args=words, as_positional=False))))
-
-
 if __name__ == "__main__":
-    main()
+    auto_cli(main, as_positional=False)

@@ -1,7 +1,6 @@
 """Choice of `trainer.precision: auto`: mixed precision where a trial shows that it is correct and pays."""
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,15 +12,7 @@ import torch
 
 from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.native_failures import known_failure
-from yolo_lightning.model.native_probe import (
-    AUTOCAST,
-    GRACE_S,
-    LARGEST_ERROR,
-    LONGEST_TRIAL,
-    ProbeResult,
-    environment_of,
-    stored_or_probed,
-)
+from yolo_lightning.model.native_probe import AUTOCAST, LARGEST_ERROR, ProbeResult, stored_or_probed
 from yolo_lightning.model.native_trial import Half
 from yolo_lightning.model.precision_trial import LARGEST_SHARE, PRODUCT_TOLERANCE, PrecisionTrial
 
@@ -69,14 +60,10 @@ def choose_precision(
     if backend == "auto":
         has_failed = device.type != "cpu" and known_failure(device, cache_file) is not None
         backend = "gemm" if has_failed else "native"
-    timeout_s = settings.probe_timeout_s
-    longest_s = LONGEST_TRIAL * timeout_s
     options = {"algorithm": settings.algorithm, "memory_format": settings.memory_format}
-    environment = environment_of(device, options | {"trial": TRIAL, "half": half, "backend": backend})
-    if command is None:
-        words = ["--device", str(device), "--half", half, "--backend", backend, "--settings", json.dumps(options)]
-        command = [sys.executable, "-m", TRIAL, *words, "--timeout_s", str(longest_s + GRACE_S)]
-    result = stored_or_probed(environment, cache_file, timeout_s, longest_s, command, partial(_judge, half))
+    words = [TRIAL, "--half", half, "--backend", backend, "--settings", json.dumps(options)]
+    depends_on = options | {"trial": TRIAL, "half": half, "backend": backend}
+    result = stored_or_probed(device, settings, depends_on, words, partial(_judge, half), cache_file, command)
     if result.works:
         return PrecisionChoice(precision, result.detail)
     is_measured = result.outcome in ("slower", "wrong")

@@ -6,7 +6,6 @@ prints a `PrecisionTrial` as one line of JSON. It may crash or hang; `precision_
 """
 
 import json
-import statistics
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,7 +16,6 @@ from jsonargparse import auto_cli
 from torch import Tensor, nn
 
 from yolo_lightning.conv import swap_convs
-from yolo_lightning.conv.plan import run_seconds
 from yolo_lightning.model.conv_backend import make_plan
 from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.native_trial import (
@@ -26,6 +24,7 @@ from yolo_lightning.model.native_trial import (
     arranged,
     largest_error,
     make_inputs,
+    median_seconds,
     probed_layers,
     watch,
 )
@@ -41,7 +40,7 @@ LARGEST_SHARE = 0.7
 """Largest time of convolutions in 16 bits, as a multiple of float32, with which mixed precision is chosen."""
 
 TURNS = 9
-"""Timed passes per precision, which take turns so that other work on the machine slows both."""
+"""Timed passes per precision."""
 
 CHANNELS = 64
 SUMMED_IMAGES = 16
@@ -146,23 +145,20 @@ def convolution_share(layer: nn.Conv2d, dtype: torch.dtype) -> float:
             output = layer(input)
         output.backward(output.detach())
 
-    precisions: dict[str, Precise] = {"half": partial(torch.autocast, device.type, dtype), "float32": nullcontext}
-    seconds: dict[str, list[float]] = {name: [] for name in precisions}
-    for _ in range(TURNS):
-        for name, precision in precisions.items():
-            seconds[name].append(run_seconds(partial(work, precision), device))
-    return statistics.median(seconds["half"]) / statistics.median(seconds["float32"])
+    half = partial(torch.autocast, device.type, dtype)
+    times_s = median_seconds({"half": partial(work, half), "float32": partial(work, nullcontext)}, device, TURNS)
+    return times_s["half"] / times_s["float32"]
 
 
-def measured(
+def main(
     device: str = "cpu",
     half: Half = "bfloat16",
     backend: Literal["native", "gemm"] = "native",
     batch: int = SUMMED_IMAGES,
     timeout_s: float = 300.0,
     settings: ConvolutionSettings = ConvolutionSettings(),  # noqa: B008 - frozen
-) -> PrecisionTrial:
-    """Compare mixed precision with float32 and float64.
+) -> None:
+    """Compare mixed precision with float32 and float64, and print a `PrecisionTrial` as one line of JSON.
 
     Args:
         device: cpu, cuda, cuda:1.
@@ -173,13 +169,8 @@ def measured(
         settings: Settings of the layers, also as JSON.
     """
     watch(timeout_s)
-    return run_trial(torch.device(device), backend, settings, half, batch)
-
-
-def main() -> None:
-    """Measure in this process and print a `PrecisionTrial` as one line of JSON."""
-    print(json.dumps(asdict(auto_cli(measured, as_positional=False))))
+    print(json.dumps(asdict(run_trial(torch.device(device), backend, settings, half, batch))))
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, as_positional=False)

@@ -90,7 +90,7 @@ class SelfCheck:
         self._unseen: set[str] = set()  # layers without a turn since `prepare`
         self._unused: list[str] = []
         self._record = SelfCheckRecord()
-        self._file: Path | None = None
+        self._file = Path()
         self._step = 0
         self._name = ""  # layer that is checked in this step; empty in a step without a check
         self._failure = ""  # description of a failed check that has not been repeated yet
@@ -100,25 +100,21 @@ class SelfCheck:
         self._started_s = 0.0
         self._spent_s = 0.0
 
-    def prepare(self, graph: nn.Module, run: Path | None, *, steps: int = 0, rank: int = 0, ranks: int = 1) -> None:
+    def prepare(self, graph: nn.Module, run: Path, *, steps: int = 0, rank: int = 0, ranks: int = 1) -> None:
         """Find the convolutions of a graph, and read the record of the earlier steps.
 
         Args:
             graph: The network.
-            run: Run folder for the record, or None. Without checkpoints in the folder, nothing is written.
+            run: Run folder for the record. Without checkpoints in the folder, nothing is written.
             steps: Number of steps trained so far.
             rank: Rank of this process; each rank checks its own device.
             ranks: Number of ranks.
         """
         self._layers = {name: layer for name, layer in graph.named_modules() if _is_supported(layer)}
-        self._file = None
-        earlier = SelfCheckRecord()
-        if run is not None:
-            self._file = record_file(run, rank)
-            earlier = read_self_check(self._file)
-            if rank == 0:
-                remove_other_ranks(run, ranks)
-        self._record = earlier.up_to(steps, self._layers)
+        self._file = record_file(run, rank)
+        if rank == 0:
+            remove_other_ranks(run, ranks)
+        self._record = read_self_check(self._file).up_to(steps, self._layers)
         oldest_first = sorted(self._layers, key=self._record.passed.__getitem__)
         self._turns = deque(oldest_first if self.share else [])
         self._unseen = set(self._turns)
@@ -282,7 +278,7 @@ class SelfCheck:
 
     def _write(self, *, durable: bool) -> None:
         """Write the record into the run folder. Without checkpoints, there is nothing to set aside."""
-        if self._file is None or not (self._file.parent / CHECKPOINTS).is_dir():
+        if not (self._file.parent / CHECKPOINTS).is_dir():
             return
         try:
             write_json(self._file, asdict(self._record), indent=None, durable=durable)
