@@ -13,7 +13,7 @@ from torch import Tensor
 
 from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, average_states
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
-from yolo_lightning.checkpoints.files_to_average import check_files, newest_steps
+from yolo_lightning.commands.average import check_files, newest_steps
 
 NETWORK = {"variant": "yolov8n", "class_names": ["a"], "class_width": 64, "lr0": 0.1}
 

@@ -35,15 +35,14 @@ def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     Args:
         states: Tensors on the CPU with the same names and shapes, oldest first.
     """
-    newest = states[-1]
-
-    def mean(name: str) -> Tensor:
-        total = torch.zeros_like(newest[name], dtype=torch.float64)
-        for state in states:
-            total += state[name]
-        return (total / len(states)).to(newest[name].dtype)
-
-    return {name: mean(name) if tensor.is_floating_point() else tensor.clone() for name, tensor in newest.items()}
+    average = {name: tensor.clone() for name, tensor in states[-1].items()}
+    for name, tensor in average.items():
+        if tensor.is_floating_point():
+            total = torch.zeros_like(tensor, dtype=torch.float64)
+            for state in states:
+                total += state[name]
+            tensor.copy_(total / len(states))
+    return average
 
 
 def average_checkpoints(files: Sequence[Path]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from yolo_lightning.checkpoints.torch_archive import archive_damage, outline
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.files import flush, replacing, write_json
@@ -58,7 +59,7 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
 
 def serialized(checkpoint: Mapping[str, Any]) -> tuple[memoryview, Checksum]:
     """Return the content of the file of a checkpoint, and that of its checksum file."""
-    import torch  # only here and in `find_damage`: `monitor` reads checksum files without torch
+    import torch  # only here: `monitor` reads checksum files without torch
 
     # To memory first: torch.save raises a RuntimeError on a full disk. Not by `torch.save`, which Ultralytics
     # patches: after a RuntimeError, such as torch's SIGCHLD handler raises for a dead loader worker, the patch
@@ -103,8 +104,6 @@ def find_damage(path: str | Path) -> str | None:
         return f"it {missing(path).rstrip('.')}"
     if _has_checksum(path):
         return None
-    from yolo_lightning.checkpoints.torch_archive import archive_damage, outline
-
     checksum = read_checksum(path)
     damage = archive_damage(path, must_have_checksums=checksum is not None)
     if damage is not None and checksum is not None:
@@ -161,7 +160,7 @@ def newest_checkpoint(folder: Path, *, resumable: bool = False) -> tuple[Path | 
         # The steps of a checksum file that belongs to another file are those of the other file.
         age = ages[path]
         if not _has_checksum(path):
-            age = training_age(path, steps_in_content(path))
+            age = (steps_in_content(path), *age[1:])
         if age < ages[path]:
             ages[path] = age
         elif resumable and contains_only_weights(path):
@@ -177,8 +176,6 @@ def contains_only_weights(path: Path) -> bool:
 
     An unreadable file does not count.
     """
-    from yolo_lightning.checkpoints.torch_archive import outline
-
     try:
         content = outline(path)
     except (OSError, ValueError):
@@ -186,16 +183,14 @@ def contains_only_weights(path: Path) -> bool:
     return "state_dict" in content and not content.keys() & {"optimizer_states", "callbacks"}
 
 
-def training_age(path: Path, steps: int | None = None) -> tuple[int, bool, str]:
+def training_age(path: Path) -> tuple[int, bool, str]:
     """Return the sort key of a checkpoint by age: the batches that the checkpoint was trained on, then the file name.
 
     No time of the file system is part of the key, because a clock can be set back. Of equally trained checkpoints
     `step-*.ckpt` of `LastCheckpoint` is newer than those of other callbacks, which are written before the epoch has
-    ended. `steps` replaces the number of batches that `steps_trained` reads.
+    ended.
     """
-    if steps is None:
-        steps = steps_trained(path)
-    return steps, STEP_NAME.fullmatch(path.name) is not None, path.name
+    return steps_trained(path), STEP_NAME.fullmatch(path.name) is not None, path.name
 
 
 def steps_trained(path: Path) -> int:
@@ -214,8 +209,6 @@ def steps_trained(path: Path) -> int:
 
 def steps_in_content(path: Path) -> int:
     """Return the steps in a checkpoint: batches, or Lightning's optimizer steps; 0 if the number is unknown."""
-    from yolo_lightning.checkpoints.torch_archive import outline
-
     try:
         content = outline(path)
         key = "steps" if "steps" in content else "global_step"

@@ -38,12 +38,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             folder, _, name = str(path).rpartition("/")
             RemoteFolder(folder).write(name, checkpoint)
             return
-        write_checkpoint(checkpoint, local_path(path))
+        file = local_path(path)
+        write_checkpoint(checkpoint, file)
         if not self._has_checked_classes:
             self._has_checked_classes = True
-            classes = unsafe_globals(local_path(path))
+            classes = unsafe_globals(file)
             if classes:
-                rank_zero_warn(_needs_pickle(local_path(path), classes))
+                rank_zero_warn(_needs_pickle(file, classes))
 
     @checked_arguments()
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:

@@ -7,18 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from yolo_lightning.checkpoints import run_folder
-from yolo_lightning.checkpoints.checkpoint_file import (
-    CONFIGURATION,
-    newest_checkpoint,
-    require_whole,
-)
-from yolo_lightning.checkpoints.remote_folder import (
-    RemoteFolder,
-    fetch_run,
-    is_remote,
-    local_checkpoint,
-    local_path,
-)
+from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION, newest_checkpoint, require_whole
+from yolo_lightning.checkpoints.remote_folder import RemoteFolder, fetch_run, is_remote, local_checkpoint, local_path
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import SECRET, redacted
@@ -29,8 +19,16 @@ from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
 from yolo_lightning.utils.suspect_checkpoints import has_wrong_result, set_aside_suspects
 
-ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "ping")}
-NOT_COMPARED = {"ckpt_path", "resume", "detach", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES
+NOT_COMPARED = {
+    "ckpt_path",
+    "resume",
+    "detach",
+    "trainer.default_root_dir",
+    "config",
+    "mirror",
+    "supervision.notify.webhook",
+    "supervision.notify.ping",
+}
 """Options that select the checkpoint or contain secrets."""
 FURTHER_CHECKPOINTS = ("*/checkpoints/*.ckpt", "*/*/checkpoints/*.ckpt")
 """Checkpoints of run folders within a folder, and of a `ModelCheckpoint` without `dirpath` (in `lightning_logs`)."""

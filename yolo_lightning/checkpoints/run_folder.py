@@ -221,12 +221,14 @@ def configuration_of(checkpoint: Path) -> Path | None:
     return run / config_name("fit")
 
 
-def mirrored_runs(base: Path, mirror: str) -> list[str]:
+def mirrored_runs(base: Path, mirror: str | None) -> list[str]:
     """Return the names of the runs `base`, `base-2`, ... with checkpoints in a mirror, the highest number first.
 
     Raises:
         UserError: If the storage cannot be read.
     """
+    if mirror is None:
+        return []
     pattern = numbered(base)
     remote = RemoteFolder(mirror)
     numbers: dict[str, int] = {}
@@ -254,8 +256,7 @@ def folder_to_fit(
         later = [path for path in checkpoint.parent.glob("*.ckpt") if steps_trained(path) > steps]
         if all(find_damage(path) is not None or contains_only_weights(path) for path in later):
             return folder
-    taken = mirrored_runs(base, mirror) if mirror is not None else ()
-    return fresh_run(base, taken, in_use)
+    return fresh_run(base, mirrored_runs(base, mirror), in_use)
 
 
 def folder_to_resume(base: Path, mirror: str | None = None) -> Path:
@@ -267,7 +268,7 @@ def folder_to_resume(base: Path, mirror: str | None = None) -> Path:
     folders = runs(base)
     if folders:
         return folders[0]
-    names = mirrored_runs(base, mirror) if mirror is not None else []
+    names = mirrored_runs(base, mirror)
     if names:
         return base.absolute().with_name(names[0])
     raise UserError(NOTHING_TO_RESUME.format(base=base))
