@@ -7,11 +7,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from yolo_lightning.supervision import Job, attempt
+from yolo_lightning.supervision import attempt
 from yolo_lightning.supervision.attempt import AttemptRunner
 from yolo_lightning.supervision.failure_record import NO_FAILURE, read_failure
 from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.heartbeat import NOT_STARTED, Phase
+from yolo_lightning.supervision.job import Job
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.unsaved_checkpoint import read_unsaved
 from yolo_lightning.supervision.watch import Look

@@ -8,9 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from yolo_lightning.supervision import Job
 from yolo_lightning.supervision.attempt import AttemptRunner
 from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, NOT_STARTED
+from yolo_lightning.supervision.job import Job
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.unsaved_checkpoint import forget_unsaved, note_unsaved
 from yolo_lightning.supervision.watch import Look
