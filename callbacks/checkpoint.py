@@ -1,6 +1,5 @@
 """Checkpoints during a fit: the best, the newest, and those of whole epochs."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
@@ -52,7 +51,7 @@ from yolo_lightning.utils.loop_position import (
     set_requested_epochs,
     steps_begun,
 )
-from yolo_lightning.utils.optional_file import FINAL_PAUSES_S
+from yolo_lightning.utils.optional_file import FINAL_PAUSES_S, attempts
 from yolo_lightning.utils.stop_signals import request
 from yolo_lightning.utils.suspect_checkpoints import trusted_steps
 from yolo_lightning.utils.trainer_callbacks import callback_before, callbacks_of
@@ -286,18 +285,16 @@ class BestCheckpoint(ModelCheckpoint):
 
     def _save_again(self, trainer: Trainer, pauses_s: Sequence[float] = ()) -> OSError | None:
         """Write the checkpoint in memory, after a failure again after each of the pauses; return the last error."""
+        if self._unsaved is None:
+            return None
         failure: OSError | None = None
-        for pause_s in (*pauses_s, None):
-            if self._unsaved is None:
-                return None
+        for _ in attempts(pauses_s):
             try:
                 with _failing_together(trainer):
                     trainer.strategy.save_checkpoint(self._unsaved, self.best_model_path)
                     trainer.strategy.barrier("Trainer.save_checkpoint")
             except OSError as error:
                 failure = error
-                if pause_s is not None:
-                    time.sleep(pause_s)
                 continue
             self._unsaved = None
             if trainer.is_global_zero:
@@ -508,7 +505,7 @@ class LastCheckpoint(Checkpoint):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         path = _checkpoint_folder(trainer) / run_files.STEP_CHECKPOINT.format(steps=steps_begun(trainer))
-        for pause_s in (*pauses_s, None):
+        for pause_s in attempts(pauses_s):
             try:
                 with _failing_together(trainer):
                     trainer.save_checkpoint(path, weights_only=False)
@@ -534,5 +531,3 @@ class LastCheckpoint(Checkpoint):
             rank_zero_warn(
                 f"could not save {path} ({self._failure.strerror}); {consequence}, older checkpoints are kept"
             )
-            if pause_s is not None:
-                time.sleep(pause_s)

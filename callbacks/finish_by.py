@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, BLOCKS, TimedCallback
 from yolo_lightning.errors import UserError
-from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.run_status import FitLength
+from yolo_lightning.supervision.trainer import is_supervised
 from yolo_lightning.training.deadline import MAX_HOURS_LIMITS, DeadlineSchedule, Measured, end_of, rescheduled
 from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.choices import check_state, checked_arguments

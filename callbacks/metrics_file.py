@@ -2,7 +2,6 @@
 
 import csv
 import math
-import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import check_state
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.loop_position import is_validation_of_fit, steps_begun
-from yolo_lightning.utils.optional_file import FINAL_PAUSES_S, OptionalFile
+from yolo_lightning.utils.optional_file import FINAL_PAUSES_S, OptionalFile, attempts
 from yolo_lightning.utils.regular_files import open_regular, read_regular
 from yolo_lightning.utils.run_files import METRICS
 
@@ -81,12 +80,11 @@ class MetricsFile(TimedCallback):
     @rank_zero_only
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the rows that could not be written before, also if a resumed training was complete already."""
-        for pause_s in (*FINAL_PAUSES_S, None):
+        for _ in attempts(FINAL_PAUSES_S):
             if self._unwritten:
                 self._flush(trainer)
-            if not self._unwritten or pause_s is None:
+            if not self._unwritten:
                 return
-            time.sleep(pause_s)
 
     def _write(self, trainer: Trainer, prefixes: tuple[str, ...]) -> None:
         if "train/" in prefixes:

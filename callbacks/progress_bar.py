@@ -11,6 +11,7 @@ from rich.progress import BarColumn
 
 from yolo_lightning.callbacks.finish_by import fit_length
 from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, TimedCallback
+from yolo_lightning.supervision.run_status import remaining
 from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.loop_position import is_validation_of_fit
@@ -37,19 +38,13 @@ class ShowsFinishTime(TimedCallback):
         None until `BLOCK_STEPS` steps of this process, or one epoch, and one validation were timed.
         """
         length = fit_length(trainer)
-        epoch = trainer.current_epoch
         typical = self.timer.pace.typical()
-        if length.epochs is None or typical is None:
+        if typical is None or self.timer.pace.timed_steps < min(BLOCK_STEPS, length.batches_per_epoch):
             return None
-        if self.timer.pace.timed_steps < min(BLOCK_STEPS, length.batches_per_epoch):
+        rest = remaining(length, typical.step_s, self.timer.validation_s, trainer.current_epoch, self.timer.batch)
+        if rest.unmeasured_validations:
             return None
-        steps = max(0, length.batches_of(epoch) - self.timer.batch)
-        validations = length.validations_left(epoch, steps) + length.validations_after(epoch)
-        validation_s = self.timer.validation_s
-        if validations and validation_s is None:
-            return None
-        steps += length.steps_after(epoch)
-        return steps * typical.step_s + validations * (validation_s or 0.0)
+        return rest.run_s
 
 
 class RunProgressBar(ShowsFinishTime, RichProgressBar):

@@ -8,9 +8,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.checkpoints.run_folder import read_launch
-from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.heartbeat import HeartbeatWriter
 from yolo_lightning.supervision.stall_process import StallJob, start_stall_process
+from yolo_lightning.supervision.trainer import is_supervised
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.rank_zero import rank_warn

@@ -26,7 +26,7 @@ def main() -> None:
 
     with requeued(), user_errors():
         spec = resolve(sys.argv[1:])
-        from yolo_lightning.supervision import remove_files_of_dead_processes
+        from yolo_lightning.supervision.kill import remove_files_of_dead_processes
 
         remove_files_of_dead_processes()
         if spec.command in SUBCOMMANDS:

@@ -39,15 +39,12 @@ from yolo_lightning.module import YOLOModule
 from yolo_lightning.options.command_names import PROGRAM
 from yolo_lightning.options.option_errors import missing_package
 from yolo_lightning.options.run_spec import RunSpec
-from yolo_lightning.supervision import (
-    SuperviseSettings,
-    end_with_launcher,
-    heartbeat,
-    is_supervised,
-    mark_process,
-    run_lock,
-)
+from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.job import SuperviseSettings
+from yolo_lightning.supervision.kill import mark_process
+from yolo_lightning.supervision.run_lock import run_lock
+from yolo_lightning.supervision.trainer import end_with_launcher, is_supervised
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch
 from yolo_lightning.utils.logger_runs import LoggerRuns

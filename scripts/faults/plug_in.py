@@ -3,7 +3,7 @@
 from lightning.pytorch import Callback
 
 from faults.hangs import sleep
-from yolo_lightning.supervision import is_supervised
+from yolo_lightning.supervision.trainer import is_supervised
 
 
 class PlugIn(Callback):

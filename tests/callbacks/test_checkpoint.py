@@ -162,7 +162,7 @@ def test_disk_full_warns_and_training_goes_on_without_a_pause(
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses between attempts to save, which then take no time."""
     taken: list[float] = []
-    monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.time", SimpleNamespace(sleep=taken.append))
+    monkeypatch.setattr("yolo_lightning.utils.optional_file.time", SimpleNamespace(sleep=taken.append))
     return taken
 
 

@@ -19,7 +19,7 @@ from yolo_lightning.utils.optional_file import FINAL_PAUSES_S
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses between attempts to write after the last step, which then take no time."""
     taken: list[float] = []
-    monkeypatch.setattr("yolo_lightning.callbacks.metrics_file.time", SimpleNamespace(sleep=taken.append))
+    monkeypatch.setattr("yolo_lightning.utils.optional_file.time", SimpleNamespace(sleep=taken.append))
     return taken
 
 

@@ -130,10 +130,8 @@ def test_lightning_s_own_handler_is_replaced_during_training(request_: StopReque
 def test_save_after_a_signal_is_tried_again(
     request_: StopRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from yolo_lightning.callbacks import checkpoint
-
     pauses: list[float] = []
-    monkeypatch.setattr(checkpoint.time, "sleep", pauses.append)
+    monkeypatch.setattr("time.sleep", pauses.append)
 
     def full_twice(content: dict[str, Any], path: Path) -> None:
         if len(pauses) < 2:

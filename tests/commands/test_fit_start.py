@@ -19,8 +19,8 @@ from yolo_lightning.commands.fit_start import ChosenRun, choose_run, finished_li
 from yolo_lightning.commands.resolve import resolve, with_run
 from yolo_lightning.commands.trainer_limits import check_deadline, check_trainer
 from yolo_lightning.options.run_spec import configuration_file, read_spec
-from yolo_lightning.supervision import Job, in_use, reserve, run_lock
-from yolo_lightning.supervision.job import supervise_settings
+from yolo_lightning.supervision.job import Job, supervise_settings
+from yolo_lightning.supervision.run_lock import in_use, reserve, run_lock
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
 from yolo_lightning.utils.files import write_json
@@ -291,7 +291,7 @@ def test_run_without_a_checkpoint_is_an_error(finished_run: Path) -> None:
 def test_second_fit_takes_the_next_folder(tmp_path: Path, begun: list[tuple[Path, Job]]) -> None:
     words = ["fit", "--supervision.enabled=true", f"--trainer.default_root_dir={tmp_path / 'run'}"]
     code = (
-        "import sys\nfrom pathlib import Path\nfrom yolo_lightning.supervision import reserve\n"
+        "import sys\nfrom pathlib import Path\nfrom yolo_lightning.supervision.run_lock import reserve\n"
         "print(reserve(Path(sys.argv[1])), flush=True)\nsys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
@@ -311,7 +311,7 @@ def test_locked_folder_is_in_use_for_other_processes_only(tmp_path: Path) -> Non
     with run_lock(tmp_path):
         assert not in_use(tmp_path)
         code = (
-            "import sys\nfrom pathlib import Path\nfrom yolo_lightning.supervision import in_use\n"
+            "import sys\nfrom pathlib import Path\nfrom yolo_lightning.supervision.run_lock import in_use\n"
             "print(in_use(Path(sys.argv[1])))"
         )
         command = ["sh", "-c", f'{sys.executable} -c "$0" "$1"; true', code, str(tmp_path)]  # no child of this process

@@ -14,7 +14,8 @@ from yolo_lightning.commands.command_line import run_tool
 from yolo_lightning.commands.service import unit_file, unit_text
 from yolo_lightning.errors import UserError
 from yolo_lightning.options.run_spec import RunSpec
-from yolo_lightning.supervision import Job, SuperviseSettings, run_lock
+from yolo_lightning.supervision.job import Job, SuperviseSettings
+from yolo_lightning.supervision.run_lock import run_lock
 
 STRANGE = 'a "b" 100% $HOME \\x'
 

@@ -21,7 +21,7 @@ from yolo_lightning.utils.process_identity import started_ticks
 HOLDS = """
 import signal, sys, time
 from pathlib import Path
-from yolo_lightning.supervision import run_lock
+from yolo_lightning.supervision.run_lock import run_lock
 signal.signal(signal.SIGTERM, {handler})
 with run_lock(Path(sys.argv[1])):
     print("ready", flush=True)

@@ -7,8 +7,9 @@ import pytest
 
 from yolo_lightning.commands import unattended as module
 from yolo_lightning.commands.unattended import unattended
-from yolo_lightning.supervision import NotifySettings, SuperviseSettings
 from yolo_lightning.supervision.announcer import ENDS
+from yolo_lightning.supervision.job import SuperviseSettings
+from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.utils.exit_codes import of_signal
 from yolo_lightning.utils.sensors import Capacity
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS

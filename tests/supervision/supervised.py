@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import REPOSITORY
-from yolo_lightning.supervision import Job, SuperviseSettings
-from yolo_lightning.supervision.job import JOB_VARIABLE
+from yolo_lightning.supervision.job import JOB_VARIABLE, Job, SuperviseSettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.processes import marked, tree
 from yolo_lightning.supervision.run_lock import read_holder

@@ -13,11 +13,11 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from yolo_lightning.supervision import NotifySettings
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.fallback_levels import FallbackState, LevelState
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import Call
+from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.run_status import SupervisorState, SupervisorStatus
 from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.exit_codes import ExitCode

@@ -7,12 +7,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from yolo_lightning.supervision import Job, attempt
+from yolo_lightning.supervision import attempt
 from yolo_lightning.supervision.attempt import AttemptRunner
 from yolo_lightning.supervision.failure_record import NO_FAILURE, read_failure
 from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.heartbeat import NOT_STARTED, Phase
-from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
+from yolo_lightning.supervision.job import Job
 from yolo_lightning.supervision.unsaved_checkpoint import read_unsaved
 from yolo_lightning.supervision.watch import Look
 
@@ -22,8 +22,7 @@ def test_run_is_stopped_to_take_a_level_back_only_while_its_heartbeat_is_readabl
     tmp_path: Path, is_readable: bool
 ) -> None:
     services = Mock(signals=[])
-    timeouts = AdaptiveTimeouts(PhaseTimeouts(), {})
-    runner = AttemptRunner(tmp_path / "run", Job(("program",), ("program",)), "token", services, timeouts)
+    runner = AttemptRunner(tmp_path / "run", Job(("program",), ("program",)), "token", services)
     runner._heartbeat_path = tmp_path / "heartbeat"
     trainer = Mock()
     trainer.process.poll.side_effect = [None, 0]
@@ -38,8 +37,7 @@ def test_run_is_stopped_to_take_a_level_back_only_while_its_heartbeat_is_readabl
 def test_no_trainer_remains_after_an_error_of_its_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     services = Mock(signals=[])
     services.disk.ask.return_value = set()
-    timeouts = AdaptiveTimeouts(PhaseTimeouts(), {})
-    runner = AttemptRunner(tmp_path / "run", Job(("program",), ("program",)), "token", services, timeouts)
+    runner = AttemptRunner(tmp_path / "run", Job(("program",), ("program",)), "token", services)
     trainer = Mock()
     killed = Mock()
     monkeypatch.setattr(attempt, "RunningTrainer", lambda *_: trainer)
@@ -51,8 +49,7 @@ def test_no_trainer_remains_after_an_error_of_its_supervisor(tmp_path: Path, mon
 
 
 def test_processes_that_cannot_be_listed_do_not_end_the_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timeouts = AdaptiveTimeouts(PhaseTimeouts(), {})
-    runner = AttemptRunner(tmp_path / "run", Job(("program",), ("program",)), "token", Mock(signals=[]), timeouts)
+    runner = AttemptRunner(tmp_path / "run", Job(("program",), ("program",)), "token", Mock(signals=[]))
     monkeypatch.setattr(attempt, "reap_orphans", Mock(side_effect=OSError("too many open files")))
     trainer = Mock()
     trainer.process.poll.side_effect = [None, 0]
@@ -63,8 +60,7 @@ def test_processes_that_cannot_be_listed_do_not_end_the_watch(tmp_path: Path, mo
 
 def test_facts_after_an_error_of_the_supervisor_contain_the_last_heartbeat(tmp_path: Path) -> None:
     services = Mock(signals=[])
-    timeouts = AdaptiveTimeouts(PhaseTimeouts(), {})
-    runner = AttemptRunner(tmp_path / "run", Job(("program",), ("program",)), "token", services, timeouts)
+    runner = AttemptRunner(tmp_path / "run", Job(("program",), ("program",)), "token", services)
     heartbeat = replace(NOT_STARTED, phase=Phase.SAVE, step=5)
     services.announcer.progress_made.side_effect = OSError(errno.EIO, "Input/output error")
     trainer = Mock()

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY
-from yolo_lightning.supervision import SuperviseSettings
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.failure_record import FailureRecord
 from yolo_lightning.supervision.fallback_levels import (
@@ -25,6 +24,7 @@ from yolo_lightning.supervision.fallback_levels import (
     precision_levels,
 )
 from yolo_lightning.supervision.heartbeat import NOT_STARTED, Phase
+from yolo_lightning.supervision.job import SuperviseSettings
 from yolo_lightning.supervision.kill import Killed
 from yolo_lightning.supervision.next_action import (
     LONGEST_PAUSE_S,

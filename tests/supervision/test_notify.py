@@ -8,9 +8,9 @@ import pytest
 
 from tests.supervision.endpoint import Endpoint
 from tests.supervision.supervised import Supervised, floors
-from yolo_lightning.supervision import Job, NotifySettings, SuperviseSettings, notify
-from yolo_lightning.supervision.job import JOB_VARIABLE, supervisor_command
-from yolo_lightning.supervision.notify import CLOSE_S, Notifier
+from yolo_lightning.supervision import notify
+from yolo_lightning.supervision.job import JOB_VARIABLE, Job, SuperviseSettings, supervisor_command
+from yolo_lightning.supervision.notify import CLOSE_S, Notifier, NotifySettings
 from yolo_lightning.utils.exit_codes import ExitCode
 
 pytestmark = pytest.mark.whole_run  # real processes, seconds each

@@ -11,12 +11,12 @@ import pytest
 from tests.conftest import REPOSITORY
 from yolo_lightning import supervision
 from yolo_lightning.checkpoints import checkpoint_file
-from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_disk, run_lock
+from yolo_lightning.supervision import run_disk
 from yolo_lightning.supervision.helper_process import Helper
-from yolo_lightning.supervision.job import has_saved, saved_marks
+from yolo_lightning.supervision.job import Job, SuperviseSettings, has_saved, saved_marks
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.run_disk import Recorder
-from yolo_lightning.supervision.run_lock import Holder, read_holder
+from yolo_lightning.supervision.run_lock import Holder, RunInUseError, read_holder, run_lock
 from yolo_lightning.supervision.trainer import Output
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.process_identity import started_ticks
@@ -83,7 +83,7 @@ def test_lock_says_who_held_it_and_is_free_after_the_block(tmp_path: Path) -> No
 
 def test_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom yolo_lightning.supervision import run_lock\n"
+        "import os, sys\nfrom pathlib import Path\nfrom yolo_lightning.supervision.run_lock import run_lock\n"
         "with run_lock(Path(sys.argv[1]), 'killed'):\n    os.kill(os.getpid(), 9)"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}

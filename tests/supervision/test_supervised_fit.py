@@ -11,8 +11,8 @@ from tests.conftest import TINY, data_options
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.cli import main
 from yolo_lightning.options.run_spec import read_spec
-from yolo_lightning.supervision import run_lock
 from yolo_lightning.supervision.job import fit_command, job
+from yolo_lightning.supervision.run_lock import run_lock
 
 
 def test_restart_has_the_options_of_the_start_without_its_checkpoint(tmp_path: Path) -> None:

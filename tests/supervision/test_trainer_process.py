@@ -40,7 +40,7 @@ def test_temporary_folder_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyP
 
 
 PARTNER = """
-from yolo_lightning.supervision import end_with_launcher
+from yolo_lightning.supervision.trainer import end_with_launcher
 import time
 end_with_launcher(False)
 print("ready", flush=True)

@@ -8,10 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from yolo_lightning.supervision import Job
 from yolo_lightning.supervision.attempt import AttemptRunner
 from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE, NOT_STARTED
-from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
+from yolo_lightning.supervision.job import Job
 from yolo_lightning.supervision.unsaved_checkpoint import forget_unsaved, note_unsaved
 from yolo_lightning.supervision.watch import Look
 
@@ -21,7 +20,7 @@ def test_failed_save_and_its_end_are_notified_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv(HEARTBEAT_VARIABLE, str(heartbeat))
     services = Mock()
     job = Job(("program",), ("program",))
-    runner = AttemptRunner(tmp_path / "run", job, "token", services, AdaptiveTimeouts(PhaseTimeouts(), {}))
+    runner = AttemptRunner(tmp_path / "run", job, "token", services)
     runner._heartbeat_path = heartbeat
     look = Look(NOT_STARTED)
 

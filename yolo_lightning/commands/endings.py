@@ -12,8 +12,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.distributed import DistNetworkError, DistStoreError
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, newest_checkpoint, read_checksum
-from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.job import fit_command
+from yolo_lightning.supervision.trainer import is_supervised
 from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.files import DISK_FULL, with_place

@@ -17,8 +17,9 @@ from yolo_lightning.commands.trainer_limits import resumes
 from yolo_lightning.commands.unattended import unattended
 from yolo_lightning.options.command_names import PROGRAM
 from yolo_lightning.options.run_spec import RunSpec
-from yolo_lightning.supervision import become_supervisor, in_use, is_supervised, reserve
-from yolo_lightning.supervision.job import Job, job, start_detached
+from yolo_lightning.supervision.job import Job, become_supervisor, job, start_detached
+from yolo_lightning.supervision.run_lock import in_use, reserve
+from yolo_lightning.supervision.trainer import is_supervised
 from yolo_lightning.utils.distributed import NO_LAUNCH_ID, launch_id
 from yolo_lightning.utils.json_record import read_json
 from yolo_lightning.utils.moment import parse_moment

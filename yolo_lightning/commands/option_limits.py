@@ -27,7 +27,7 @@ from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.options.command_names import PICTURES, SUBCOMMANDS
 from yolo_lightning.options.option_table import NULL, CommandOptions
 from yolo_lightning.options.run_spec import RunSpec
-from yolo_lightning.supervision import is_supervised
+from yolo_lightning.supervision.trainer import is_supervised
 from yolo_lightning.training.deadline import MAX_HOURS_LIMITS
 from yolo_lightning.training.recipe_limits import RECIPE_LIMITS
 from yolo_lightning.utils.choices import AUTO, as_settings, check_range

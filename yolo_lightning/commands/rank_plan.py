@@ -21,7 +21,7 @@ from yolo_lightning.checkpoints.resume import NOT_COMPARED
 from yolo_lightning.checkpoints.run_folder import LaunchRecord
 from yolo_lightning.commands.run_plan import Run
 from yolo_lightning.errors import UserError
-from yolo_lightning.supervision import run_lock
+from yolo_lightning.supervision.run_lock import run_lock
 from yolo_lightning.utils.addresses import SECRET
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch
 from yolo_lightning.utils.rank_store import RankStore

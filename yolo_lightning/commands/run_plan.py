@@ -39,8 +39,15 @@ from yolo_lightning.model.network_settings import (
 from yolo_lightning.model.precision_choice import PrecisionChoice, choose_precision
 from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.options.run_spec import RunSpec
-from yolo_lightning.supervision import is_supervised, level_of_launch, quarantined
-from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED, FLOAT32, PRECISION_OPTION, FallbackState
+from yolo_lightning.supervision.fallback_levels import (
+    AS_CONFIGURED,
+    FLOAT32,
+    PRECISION_OPTION,
+    FallbackState,
+    level_of_launch,
+    quarantined,
+)
+from yolo_lightning.supervision.trainer import is_supervised
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.accelerator import accelerator_or_cpu
 from yolo_lightning.utils.choices import AUTO

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.supervision import SuperviseSettings, become_supervisor
-from yolo_lightning.supervision.job import Job
+from yolo_lightning.supervision.job import Job, SuperviseSettings, become_supervisor
 
 
 def supervise(

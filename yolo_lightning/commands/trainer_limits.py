@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.supervision import is_supervised
+from yolo_lightning.supervision.trainer import is_supervised
 from yolo_lightning.utils.choices import AUTO
 from yolo_lightning.utils.host import available_cores
 from yolo_lightning.utils.moment import parse_moment

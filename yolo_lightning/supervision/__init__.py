@@ -13,27 +13,3 @@ Imports neither torch nor Lightning: the supervisor uses no GPU, no threads and 
     stall_process               stalls without a supervisor     watches             readings over minutes
     rank_status                 what each rank does
 """
-
-from yolo_lightning.supervision.fallback_levels import level_of_launch, quarantined
-from yolo_lightning.supervision.job import Job, SuperviseSettings, become_supervisor
-from yolo_lightning.supervision.kill import mark_process, remove_files_of_dead_processes
-from yolo_lightning.supervision.notify import NotifySettings
-from yolo_lightning.supervision.run_lock import RunInUseError, in_use, reserve, run_lock
-from yolo_lightning.supervision.trainer import end_with_launcher, is_supervised
-
-__all__ = [
-    "Job",
-    "NotifySettings",
-    "RunInUseError",
-    "SuperviseSettings",
-    "become_supervisor",
-    "end_with_launcher",
-    "in_use",
-    "is_supervised",
-    "level_of_launch",
-    "mark_process",
-    "quarantined",
-    "remove_files_of_dead_processes",
-    "reserve",
-    "run_lock",
-]

@@ -12,8 +12,14 @@ from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import Call, Helper
 from yolo_lightning.supervision.notify import Notifier, NotifySettings
-from yolo_lightning.supervision.remaining_time import buffer_s, remaining
-from yolo_lightning.supervision.run_status import Status, SupervisorState, SupervisorStatus, read_status
+from yolo_lightning.supervision.run_status import (
+    Status,
+    SupervisorState,
+    SupervisorStatus,
+    buffer_s,
+    read_status,
+    remaining,
+)
 from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
@@ -46,7 +52,7 @@ class Announcer:
             state=SupervisorState.RUNNING,
             since_s=time.time(),
             process=os.getpid(),
-            process_started_ticks=started_ticks(os.getpid()) or 0,
+            process_started_ticks=started_ticks(os.getpid()),
             host=socket.gethostname(),
         )
         self._log = log
@@ -191,7 +197,7 @@ class Announcer:
 
     def _report_buffer(self, status: Status) -> None:
         """Report once that the buffer until a deadline without a plan has fallen below a day, or that it is used up."""
-        rest = remaining(status, status.epoch, status.batch, None)
+        rest = remaining(status, status.step_s, status.validation_s, status.epoch, status.batch)
         now_buffer_s = buffer_s(status, rest, status.written_s)
         if status.is_planned or now_buffer_s is None:
             return

@@ -11,7 +11,7 @@ from yolo_lightning.supervision import live_heartbeat, run_disk
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.evidence import Request, examine, keep
-from yolo_lightning.supervision.failure_record import NO_FAILURE, read_failure
+from yolo_lightning.supervision.failure_record import read_failure
 from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.heartbeat import NOT_STARTED, RECORD_BYTES, Heartbeat, Phase, parse
 from yolo_lightning.supervision.helper_process import bounded
@@ -32,7 +32,6 @@ from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.exit_codes import of_signal
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.regular_files import read_regular
-from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
 from yolo_lightning.utils.stop_signals import signal_name
 
 WORKS_ON_S = 1.0
@@ -65,13 +64,16 @@ class Services:
 class AttemptRunner:
     """Starts trainers in a run folder, watches each until it ends, and kills its processes."""
 
-    def __init__(self, run: Path, job: Job, token: str, services: Services, timeouts: AdaptiveTimeouts) -> None:
+    def __init__(self, run: Path, job: Job, token: str, services: Services) -> None:
         self.run_folder = run
         self.job = job
         self.settings = job.settings
         self.token = token
         self.services = services
-        self.timeouts = timeouts
+        self.disk = services.disk
+        self.recorder = services.recorder
+        self.announcer = services.announcer
+        self.timeouts = AdaptiveTimeouts(self.settings.phase_timeouts, {}, self.settings.factor)
         self.quiet_since_s = time.monotonic()  # end of the last incident
         self._incidents: set[str] = set()
         # Of the present attempt:
@@ -89,11 +91,10 @@ class AttemptRunner:
         Raises:
             OSError: If a file of the attempt cannot be written, or the trainer cannot be started.
         """
-        disk = self.services.disk
         self._heartbeat = NOT_STARTED
-        disk.ask(run_disk.clear_attempt, self.run_folder)
-        disk.ask(make_temporary_folder, self.token)
-        self._incidents |= disk.ask(run_files.incident_names, self.run_folder)
+        self.disk.ask(run_disk.clear_attempt, self.run_folder)
+        self.disk.ask(make_temporary_folder, self.token)
+        self._incidents |= self.disk.ask(run_files.incident_names, self.run_folder)
         self._heartbeat_path = live_heartbeat.make(self.token)
         self._climbs = False
         self._grown_s = 0.0
@@ -101,13 +102,13 @@ class AttemptRunner:
         self.keep_timeouts()
         try:
             trainer = RunningTrainer(
-                words, self._heartbeat_path, self.token, self.services.recorder.record, self.settings.patience_h * 3600
+                words, self._heartbeat_path, self.token, self.recorder.record, self.settings.patience_h * 3600
             )
         except OSError:
-            disk.post(remove_temporary_folder, self.token)
+            self.disk.post(remove_temporary_folder, self.token)
             raise
         try:
-            self.services.announcer.attempt_started(trainer.process.pid, state)
+            self.announcer.attempt_started(trainer.process.pid, state)
             watch = self._watch_of(trainer)
             stall = self._watch(trainer, watch, climb_after_s)
             killed = self._end(trainer)
@@ -128,7 +129,7 @@ class AttemptRunner:
         code: int | None = trainer.process.returncode  # None for a process that survived SIGKILL
         finished = stall is None and code == 0
         if not self.job.any_command:
-            finished = self.services.disk.ask(run_files.is_finished, self.run_folder)
+            finished = self.disk.ask(run_files.is_finished, self.run_folder)
         record = read_failure(self._heartbeat_path)
         facts = stall
         if facts is None:
@@ -136,7 +137,7 @@ class AttemptRunner:
             last_words = lines
             if heartbeat.phase_began_s > trainer.output.last_s + WORKS_ON_S:
                 last_words = ()
-            if record is NO_FAILURE:
+            if not record.error:
                 record = record_of_output(code or 0, last_words)
             climbs = self._climbs and not finished and code in (of_signal(signal.SIGTERM), -signal.SIGTERM)
             facts = replace(self.new_facts(), heartbeat=heartbeat, code=code, lines=lines, climbs=climbs)
@@ -151,18 +152,18 @@ class AttemptRunner:
         """Write the report of an incident; `outcome` describes the reaction of the supervisor."""
         self.quiet_since_s = time.monotonic()
         path = incident.folder / run_files.INCIDENT_FILE
-        self.services.disk.post(keep, path, incident.report(outcome), replaces=str(path))
+        self.disk.post(keep, path, incident.report(outcome), replaces=str(path))
 
     def keep_timeouts(self) -> None:
-        path = self.run_folder / PHASE_TIMEOUTS_FILE
-        self.services.disk.post(write_json, path, asdict(self.timeouts), replaces=str(path))
+        path = self.run_folder / run_files.PHASE_TIMEOUTS_FILE
+        self.disk.post(write_json, path, asdict(self.timeouts), replaces=str(path))
 
     def _watch_of(self, trainer: RunningTrainer) -> Watch:
         """Return the detection of stalls of a trainer. Another program than a fit can show other signs of life."""
         watch = Watch(self._heartbeat_path, trainer.process.pid, excuse_for, self.timeouts, poll_s=self.settings.poll_s)
         if self.job.any_command:
             last_output_s = partial(getattr, trainer.output, "last_s")
-            growth = ProgramGrowth(self.job.progress, self.run_folder, last_output_s, self.services.disk)
+            growth = ProgramGrowth(self.job.progress, self.run_folder, last_output_s, self.disk)
             watch.has_grown = growth.has_grown
         return watch
 
@@ -189,9 +190,9 @@ class AttemptRunner:
             self._report_unsaved(look)
             if look.has_grown:
                 self._grown_s = time.monotonic() - began_s
-                self.services.announcer.program_grew()
+                self.announcer.program_grew()
             if look.reason and look.reason != last_reason:
-                self.services.recorder.log(look.reason)
+                self.recorder.log(look.reason)
             last_reason = look.reason
             if not look.is_stalled:
                 if stall is not None:
@@ -208,7 +209,7 @@ class AttemptRunner:
     def _note_progress(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
         self.timeouts = self.timeouts.learn(heartbeat.longest_s, self.settings.kill_after_s)
-        self.services.announcer.progress_made(heartbeat)
+        self.announcer.progress_made(heartbeat)
         if time.monotonic() >= self._copied_s + live_heartbeat.COPY_INTERVAL_S:
             self._copy_heartbeat()
 
@@ -221,18 +222,18 @@ class AttemptRunner:
             self._unsaved = facts.incident(Diagnosis(StallClass.ENVIRONMENT, sentence))
             self._unsaved_since_s = unsaved.since_s
             self.keep_incident(self._unsaved, "training continues")
-            self.services.announcer.tell("checkpoint not saved", sentence)
+            self.announcer.tell("checkpoint not saved", sentence)
         elif unsaved is None and self._unsaved is not None:
             sentence = f"after {(time.time() - self._unsaved_since_s) / 60:.0f} min"
             self.keep_incident(self._unsaved, f"saved again {sentence}")
             self._unsaved = None
-            self.services.announcer.tell("checkpoints are saved again", sentence)
+            self.announcer.tell("checkpoints are saved again", sentence)
 
     def _stop_to_climb(self, trainer: RunningTrainer) -> None:
         """Let the trainer save and exit; it finishes its step first."""
         self._climbs = True
         self.quiet_since_s = time.monotonic()
-        self.services.recorder.log("no incident for some time: the trainer is stopped to take a fallback level back")
+        self.recorder.log("no incident for some time: the trainer is stopped to take a fallback level back")
         trainer.process.terminate()
 
     def _copy_heartbeat(self) -> None:
@@ -243,11 +244,10 @@ class AttemptRunner:
         except OSError:
             return
         if isinstance(parse(content), Heartbeat):
-            self.services.disk.post(live_heartbeat.write_copy, content, self.run_folder, replaces="record")
+            self.disk.post(live_heartbeat.write_copy, content, self.run_folder, replaces="record")
 
     def _report_stall(self, trainer: RunningTrainer, look: Look) -> AttemptFacts:
         """Examine and report a stall. If the disk hangs, notifications are sent before the processes are examined."""
-        disk = self.services.disk
         pid = trainer.process.pid
         part_timeout_s = self.settings.part_timeout_s
         heartbeat = look.heartbeat
@@ -261,33 +261,33 @@ class AttemptRunner:
             heartbeat=heartbeat,
             rank=rank,
             waited_s=look.waited_s,
-            disk_hangs=not disk.answers(min(PROBE_S, part_timeout_s)),
+            disk_hangs=not self.disk.answers(min(PROBE_S, part_timeout_s)),
         )
         lines = trainer.output.lines()
-        request = Request(stall.folder, disk, pid, self._heartbeat_path, heartbeat, lines, part_timeout_s)
+        request = Request(stall.folder, self.disk, pid, self._heartbeat_path, heartbeat, lines, part_timeout_s)
         if stall.disk_hangs:
-            silent = f"the disk of the run folder has not responded for {disk.silent_s:.0f} s"
+            silent = f"the disk of the run folder has not responded for {self.disk.silent_s:.0f} s"
             evidence = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {pid}")
-            self.services.announcer.stalled(stall.incident(evidence).sentence(), stall.folder)
+            self.announcer.stalled(stall.incident(evidence).sentence(), stall.folder)
             examined = examine(request)
             evidence = replace(evidence, sentence=f"{silent}; {examined.sentence}")
         else:
             evidence = examine(request)
-            self.services.announcer.stalled(stall.incident(evidence).sentence(), stall.folder)
+            self.announcer.stalled(stall.incident(evidence).sentence(), stall.folder)
         self.keep_incident(stall.incident(evidence), f"kill in {self.settings.kill_after_s:g} s unless it recovers")
         return replace(stall, evidence=evidence)
 
     def _report_recovery(self, stall: AttemptFacts) -> None:
         assert stall.evidence is not None
         self.keep_incident(stall.incident(stall.evidence), "recovered without a restart")
-        self.services.announcer.recovered()
+        self.announcer.recovered()
 
     def _stop(self, trainer: RunningTrainer) -> None:
         """Pass the stop signal on and wait for the trainer to save and exit; a second signal ends the wait."""
         signals = self.services.signals
         grace_s = self.settings.grace_s
         name = signal_name(signals[0])
-        self.services.recorder.log(f"{name}: the trainer has {grace_s:g} s to exit; a second signal kills it")
+        self.recorder.log(f"{name}: the trainer has {grace_s:g} s to exit; a second signal kills it")
         trainer.process.terminate()  # SIGTERM, because a second SIGINT would end the trainer without saving
         end_s = time.monotonic() + grace_s
         while trainer.process.poll() is None and time.monotonic() < end_s and len(signals) == 1:
@@ -296,14 +296,13 @@ class AttemptRunner:
 
     def _end(self, trainer: RunningTrainer) -> Killed:
         """Kill all remaining processes of the attempt, also if the trainer has ended by itself."""
-        disk = self.services.disk
         killed = self._kill(trainer)
         trainer.close()
         self._copy_heartbeat()
-        disk.post(remove_temporary_folder, self.token)
+        self.disk.post(remove_temporary_folder, self.token)
         if killed.survivors:
-            self.services.recorder.log(f"SIGKILL takes effect when the kernel permits it: {killed}")
+            self.recorder.log(f"SIGKILL takes effect when the kernel permits it: {killed}")
         else:
-            disk.post(run_disk.clear_leftovers, self.run_folder)
+            self.disk.post(run_disk.clear_leftovers, self.run_folder)
         self.keep_timeouts()
         return killed

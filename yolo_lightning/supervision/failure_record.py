@@ -47,7 +47,7 @@ REFUSAL = "MisconfigurationException"  # of Lightning, for options that cannot b
 class FailureRecord:
     """An exception that ends the trainer."""
 
-    error: str  # qualified name of the class, such as `torch.OutOfMemoryError`
+    error: str  # qualified name of the class, such as `torch.OutOfMemoryError`; empty in `NO_FAILURE`
     message: str  # one line
     bases: tuple[str, ...] = ()  # qualified names of the base classes, the nearest first, without `object`
     traceback: str = ""  # several lines, with the exceptions that caused this one

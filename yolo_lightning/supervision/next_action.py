@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass
-from yolo_lightning.supervision.failure_record import NO_FAILURE, FailureRecord
+from yolo_lightning.supervision.failure_record import NO_FAILURE, REFUSAL, FailureRecord
 from yolo_lightning.supervision.fallback_levels import (
     COMPUTATION,
     LOADER,
@@ -52,9 +52,18 @@ FAILED_IMPORTS = frozenset({"ImportError", "SyntaxError"})
 
 PERMANENT_ERRORS = frozenset(
     {
-        *("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError", "NameError", "AttributeError"),
-        *("TypeError", "ValueError", "NotImplementedError", "AssertionError", "KeyError", "IndexError"),
-        *("MisconfigurationException", "PermissionError"),
+        "SyntaxError",
+        "ImportError",
+        "NameError",
+        "AttributeError",
+        "TypeError",
+        "ValueError",
+        "NotImplementedError",
+        "AssertionError",
+        "KeyError",
+        "IndexError",
+        "PermissionError",
+        REFUSAL,
     }
 )
 """Errors in the output of a program without failure records that occur again after a restart."""
@@ -97,8 +106,11 @@ STEPS = frozenset({Phase.FIRST_BATCH, Phase.STEP, Phase.VALIDATE})
 
 REVOKES = frozenset(
     {
-        *(StallClass.GPU_STALL, StallClass.DEVICE_ERROR, StallClass.WRONG_RESULT),
-        *(StallClass.CRASH, StallClass.COMPUTATION),
+        StallClass.GPU_STALL,
+        StallClass.DEVICE_ERROR,
+        StallClass.WRONG_RESULT,
+        StallClass.CRASH,
+        StallClass.COMPUTATION,
     }
 )
 """Causes after which `backend: auto` does not choose native convolutions in any run. NaN can have other causes."""
@@ -199,7 +211,7 @@ class AttemptFacts:
         return tuple(f"id={sample}" for sample in self.heartbeat.samples)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Action:
     """Reaction to the end of an attempt; all reactions but `Finish` are followed by another attempt."""
 
@@ -248,9 +260,9 @@ def cause_of(facts: AttemptFacts) -> StallClass:
     record = facts.record
     if facts.disk_hangs:
         return StallClass.STORAGE
-    if facts.disk_is_full and (record is NO_FAILURE or record.errno in DISK_FULL):
+    if facts.disk_is_full and (not record.error or record.errno in DISK_FULL):
         return StallClass.DISK_FULL
-    if record is not NO_FAILURE:
+    if record.error:
         return _cause_of_error(record, facts)
     if facts.waited_s:
         return cause_of_stall(facts.heartbeat) if facts.evidence is None else facts.evidence.kind
@@ -305,12 +317,12 @@ def cause_of_stall(heartbeat: Heartbeat) -> StallClass:
 def next_action(state: FallbackState, facts: AttemptFacts) -> Action:
     """Return what follows an attempt. `state` is the state of the attempt."""
     if facts.finished:
-        return Finish(state=state, reason="finished", code=ExitCode.FINISHED)
+        return Finish(state, "finished", code=ExitCode.FINISHED)
     if facts.stop_signal:
         if facts.killed.survivors:
             return _needs_reboot(state, facts)
         reason = f"stopped by {signal_name(facts.stop_signal)}"
-        return Finish(state=state, reason=reason, code=of_signal(facts.stop_signal))
+        return Finish(state, reason, code=of_signal(facts.stop_signal))
     state = replace(state, trained=facts.trained)
     if facts.climbs:
         return _climb(state, facts)
@@ -334,7 +346,7 @@ def _end(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Finish
         return _needs_reboot(state, facts)
     if facts.trained and is_out_of_patience:
         reason = f"gave up: no new checkpoint for {facts.settings.patience_h:g} h (supervision.patience_h)"
-        return Finish(state=state, reason=reason, code=ExitCode.GAVE_UP)
+        return Finish(state, reason, code=ExitCode.GAVE_UP)
     return None
 
 
@@ -344,12 +356,12 @@ def _wait_or_test(state: FallbackState, facts: AttemptFacts, cause: StallClass) 
         return _wait(state, facts, str(facts.killed) or "the device")
     is_doubtful = cause is StallClass.GPU_STALL or (cause is StallClass.DEVICE_ERROR and facts.waited_s > 0)
     if is_doubtful and facts.can_test and facts.device_answers is None:
-        return TestDevice(state=state, reason="the device is tested")
+        return TestDevice(state, "the device is tested")
     if cause is StallClass.DISK_FULL:
         return _wait(state, facts, "space on the disk of the run folder")
     if facts.disk_hangs:
         reason = "the disk of the run folder did not respond; this attempt does not count"
-        return Restart(state=state, reason=reason, pause_s=_pause_s(state, facts))
+        return Restart(state, reason, pause_s=_pause_s(state, facts))
     if facts.trained and cause is StallClass.ENVIRONMENT:
         return _wait(state, facts, _missing(facts))
     return None
@@ -364,14 +376,14 @@ def _is_for_a_person(cause: StallClass, facts: AttemptFacts) -> bool:
 
 def _permanent(state: FallbackState, facts: AttemptFacts, code: int = ExitCode.FAILED) -> Finish:
     reason = f"a restart cannot correct this error: {facts.record.sentence}"
-    return Finish(state=state, reason=reason, code=code)
+    return Finish(state, reason, code=code)
 
 
 def _needs_reboot(state: FallbackState, facts: AttemptFacts) -> Finish:
     cause = "the device does not respond"
     if facts.killed.survivors:
         cause = f"SIGKILL did not end {facts.killed}"
-    return Finish(state=state, reason=f"needs reboot: {cause}", code=ExitCode.NEEDS_REBOOT)
+    return Finish(state, f"needs reboot: {cause}", code=ExitCode.NEEDS_REBOOT)
 
 
 def _missing(facts: AttemptFacts) -> str:
@@ -386,7 +398,7 @@ def _wait(state: FallbackState, facts: AttemptFacts, missing: str, longer: Phase
     first_s = max(facts.settings.poll_s, _first_pause_s(facts))
     pause_s = _doubled(first_s, state.waits)
     state = replace(state, waits=state.waits + 1)
-    return Wait(state=state, reason=f"waits for {missing}", pause_s=pause_s, longer=longer)
+    return Wait(state, f"waits for {missing}", pause_s=pause_s, longer=longer)
 
 
 def _counted(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> FallbackState:
@@ -394,7 +406,7 @@ def _counted(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Fa
     failures = Counter(state.failures)
     failures.update(RULES.get(cause, Rule()).remedies[:1])
     fingerprint = ""
-    if facts.record is not NO_FAILURE:
+    if facts.record.error:
         fingerprint = f"{facts.record.fingerprint} at step {facts.heartbeat.step}"
     is_equal = fingerprint != "" and fingerprint == state.fingerprint
     suspicions: Counter[str] = Counter()
@@ -431,8 +443,8 @@ def _remedy(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Act
         limit = min(limit, EARLY_ATTEMPTS)
     if not facts.trained and state.attempts >= limit:
         reason = f"gave up: {state.attempts} consecutive attempts without a new checkpoint"
-        return Finish(state=state, reason=reason, code=ExitCode.GAVE_UP)
-    return Restart(state=state, reason=_attempt(state), pause_s=_pause_s(state, facts), longer=longer)
+        return Finish(state, reason, code=ExitCode.GAVE_UP)
+    return Restart(state, _attempt(state), pause_s=_pause_s(state, facts), longer=longer)
 
 
 def _hangs_at_start(facts: AttemptFacts) -> bool:
@@ -487,7 +499,7 @@ def _changed(state: FallbackState, facts: AttemptFacts, cause: StallClass, remed
     if remedy != LOADER:
         state = replace(state, attempts=0)
     revokes = remedy == COMPUTATION and cause in REVOKES
-    return Lower(state=state, reason=reason, pause_s=pause_s, part=remedy, revokes=revokes)
+    return Lower(state, reason, pause_s=pause_s, part=remedy, revokes=revokes)
 
 
 def _without_suspects(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Action | None:
@@ -505,7 +517,7 @@ def _without_suspects(state: FallbackState, facts: AttemptFacts, cause: StallCla
         return None
     reason = f"{_attempt(state)}, leaving out {', '.join(samples)}"
     state = replace(state, quarantined=(*state.quarantined, *samples))
-    return Quarantine(state=state, reason=reason, pause_s=_pause_s(state, facts), samples=samples)
+    return Quarantine(state, reason, pause_s=_pause_s(state, facts), samples=samples)
 
 
 def _attempt(state: FallbackState) -> str:
@@ -545,4 +557,4 @@ def _climb(state: FallbackState, facts: AttemptFacts) -> Restart:
     reason = "no incident for some time"
     raised = LevelState(name, reason, facts.now, getattr(state, part).failures)
     state = replace(state, on_trial=part, attempts=0, **{part: raised})  # type: ignore[arg-type]
-    return Restart(state=state, reason=f"{reason}, fallback level: {state.line}")
+    return Restart(state, f"{reason}, fallback level: {state.line}")

@@ -56,7 +56,7 @@ def record_of_output(code: int, lines: Sequence[str]) -> FailureRecord:
         return FailureRecord("UserError", usage.removeprefix(USAGE_LINE), is_user_error=True)
     if code != ExitCode.FAILED:
         return NO_FAILURE
-    device_error = next((line for line in reversed(lines) if ERROR_LINE.match(line)), "")
+    device_error = _last(ERROR_LINE, lines)
     if DEVICE_FAILURE.search(device_error):  # messages of CUDA and HIP have several lines
         return _record_of_error([device_error], lines)
     error = error_of(lines)
@@ -143,7 +143,7 @@ def describe_exit(code: int | None, record: FailureRecord, *, has_started: bool)
         sentence = "the trainer exited before training was finished (exit code 0)"
     else:
         sentence = f"the trainer ended with exit code {code}"
-    if record is not NO_FAILURE:
+    if record.error:
         sentence += f": {record.sentence}"
     if record.samples:
         sentence += f", at the sample {', '.join(record.samples)}"
@@ -200,4 +200,4 @@ def is_full(code: int | None, record: FailureRecord, space: Space) -> bool:
     if record.errno in DISK_FULL:  # possibly of another disk, or of /dev/shm
         return space.free_bytes < space.needed_bytes + space.checkpoint_bytes
     is_error = code is None or code > ExitCode.USAGE or code in (ExitCode.FAILED, -signal.SIGBUS)
-    return record is NO_FAILURE and is_error and space.free_bytes < space.reserve_bytes
+    return not record.error and is_error and space.free_bytes < space.reserve_bytes

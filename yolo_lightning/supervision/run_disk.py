@@ -111,9 +111,8 @@ class Recorder:
         self.record(f"supervisor: {time.strftime('%Y-%m-%dT%H:%M:%S%z')} {redacted(printable(text))}\n".encode())
 
     def serve(self) -> None:
-        """Write what is queued; returns at once."""
+        """Write what is queued for the standard output; returns at once. The owner of the disk's helper serves it."""
         self._terminal.serve()
-        self._disk.serve()
 
     def close(self, wait_s: float) -> None:
         """Wait at most `wait_s` seconds until all is written to the standard output; the disk's helper stays open."""

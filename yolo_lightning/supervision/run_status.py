@@ -1,4 +1,4 @@
-"""Status files of a run: `status.json`, written by training every few seconds, and `supervisor.json`.
+"""Status files of a run: `status.json`, written by training every few seconds, and `supervisor.json`; remaining time.
 
 The heartbeat file contains the current phase; `status.json` contains values that take longer to compute.
 """
@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import read_record
@@ -69,6 +70,51 @@ class FitLength:
 
 
 @dataclass(frozen=True, slots=True)
+class Remaining:
+    """Estimated remaining time; None if unknown."""
+
+    epoch_s: float | None = None  # until the end of the epoch with its validation
+    run_s: float | None = None  # until the end of training with all validations that can be estimated
+    unmeasured_validations: int = 0  # validations missing in `run_s`, because none has been timed yet
+
+
+def remaining(
+    length: FitLength,
+    step_s: float | None,
+    validation_s: float | None,
+    epoch: int,
+    batch: int,
+    phase: Phase | None = None,
+) -> Remaining:
+    """Return the estimated remaining time of a fit after `batch` batches of `epoch`, from 0.
+
+    After the last batch of an epoch, the validation of the epoch has ended only if the phase is `EPOCH_END`.
+
+    Args:
+        length: Length of the fit.
+        step_s: Measured seconds per step; None until measured.
+        validation_s: Measured seconds per validation; None until measured.
+        epoch: Epoch of the fit.
+        batch: Batches trained in the epoch.
+        phase: Phase of the fit, if known.
+    """
+    if step_s is None or not length.batches_per_epoch:
+        return Remaining()
+    steps = max(0, length.batches_of(epoch) - batch)
+    is_validation_done = phase is Phase.EPOCH_END and steps == 0
+    validations = 0 if is_validation_done else length.validations_left(epoch, steps)
+    is_measured = validation_s is not None
+    validation_s = validation_s or 0.0
+    epoch_s = steps * step_s + validations * validation_s if is_measured or not validations else None
+    if length.epochs is None:
+        return Remaining(epoch_s)
+    steps += length.steps_after(epoch)
+    validations += length.validations_after(epoch)
+    run_s = steps * step_s + validations * validation_s
+    return Remaining(epoch_s, run_s, unmeasured_validations=0 if is_measured else validations)
+
+
+@dataclass(frozen=True, slots=True)
 class Status(FitLength):
     """Content of the status file."""
 
@@ -118,6 +164,13 @@ def read_status(path: Path) -> Status | None:
     if every is not None and every < 1:
         return None
     return status
+
+
+def buffer_s(status: Status, left: Remaining, now_s: float) -> float | None:
+    """Return the seconds from the estimated end of a run to its deadline, negative if late; None if unknown."""
+    if status.deadline_s is None or left.run_s is None or left.unmeasured_validations:
+        return None
+    return status.deadline_s - now_s - left.run_s
 
 
 class SupervisorState(StrEnum):

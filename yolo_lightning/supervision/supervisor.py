@@ -48,12 +48,18 @@ from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_disk import STOP_WAIT_S, DiskHangsError, Recorder, RunDisk
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
 from yolo_lightning.supervision.trainer import marker_of
-from yolo_lightning.utils import run_files
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.json_record import read_json, read_record
 from yolo_lightning.utils.process_identity import is_same, own_mark
-from yolo_lightning.utils.run_files import FAILURE_FILE, LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE, TRACEBACK_FILE
+from yolo_lightning.utils.run_files import (
+    ENVIRONMENT,
+    FAILURE_FILE,
+    LOG_FILE,
+    PHASE_TIMEOUTS_FILE,
+    STATE_FILE,
+    TRACEBACK_FILE,
+)
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS, pasteable, signal_name
 from yolo_lightning.utils.suspect_checkpoints import set_aside_suspects
 
@@ -136,13 +142,15 @@ class Supervisor:
         self.settings = job.settings
         self.services = services
         self.disk = services.disk
+        self.announcer = services.announcer
         self.log = services.recorder.log
         self.state = FallbackState()
-        self.runner = AttemptRunner(run, job, token, services, AdaptiveTimeouts(self.settings.phase_timeouts, {}))
+        self.runner = AttemptRunner(run, job, token, services)
         self._before = before
         self._is_watched = not job.is_service
         self._failing_since_s = math.inf  # first failure after the last checkpoint
         self._marks: frozenset[int] = frozenset()  # of the checkpoints, when the disk was read last
+        self._environment: dict[str, Any] = {}  # what the trainer has written about the machine and its convolutions
 
     def run(self) -> int:
         """Run attempts until the end, and report it; return the exit code."""
@@ -160,7 +168,7 @@ class Supervisor:
         finally:
             if not self._is_refused_start(code):
                 self.log(reason)
-            self.services.announcer.ended(code, reason)
+            self.announcer.ended(code, reason)
         return code
 
     def _is_refused_start(self, code: int) -> bool:
@@ -179,8 +187,9 @@ class Supervisor:
             self.log(f"{file} is damaged: fallback levels and quarantined samples are those of a new run")
         self.state = (state or FallbackState()).for_new_supervisor()
         learned = self._ask(read_record, self.run_folder / PHASE_TIMEOUTS_FILE, AdaptiveTimeouts, default=None)
-        longest_s = learned.longest_s if learned else {}
-        self.runner.timeouts = AdaptiveTimeouts(self.settings.phase_timeouts, longest_s, self.settings.factor)
+        if learned is not None:
+            self.runner.timeouts = replace(self.runner.timeouts, longest_s=learned.longest_s)
+        self._read_environment()
 
     def _run_attempts(self) -> Finish:
         command = self.job.command
@@ -198,9 +207,10 @@ class Supervisor:
 
     def _run_attempt(self, command: tuple[str, ...]) -> AttemptFacts:
         """Run one trainer from start to end."""
-        words = [*command, *self._levels().overrides(self.state)]
+        levels = self._levels()
+        words = [*command, *levels.overrides(self.state)]
         try:
-            return self.runner.run(words, self.state, self._climb_after_s())
+            return self.runner.run(words, self.state, self._climb_after_s(levels))
         except OSError as error:  # of the run folder, the temporary folder, /dev/shm or the start of a process
             facts = self.runner.new_facts()
             return replace(facts, record=replace(record_of(error), step=facts.heartbeat.step))
@@ -231,6 +241,7 @@ class Supervisor:
         if saved:
             self._failing_since_s = math.inf
         self._failing_since_s = min(self._failing_since_s, time.monotonic())
+        self._read_environment()
         # The checkpoints of another program can be older than the run.
         has_checkpoint = saved if self.job.any_command else bool(self._marks)
         return replace(
@@ -266,7 +277,7 @@ class Supervisor:
         if facts.climbs:
             self._change_state(action, self.state.restarts + 1)
             self.log(_outcome(action))
-            self.services.announcer.restarting(action.reason, self.state, 0)
+            self.announcer.restarting(action.reason, self.state, 0)
             return None
         return self._react_to_failure(facts, action)
 
@@ -303,11 +314,11 @@ class Supervisor:
         self.runner.keep_incident(incident, _outcome(action))
         self.log(_outcome(action))
         if isinstance(action, Wait):
-            self.services.announcer.waiting(f"{action.reason}; {incident.sentence()}", self.state, lost)
+            self.announcer.waiting(f"{action.reason}; {incident.sentence()}", self.state, lost)
             return
         if not facts.waited_s:
-            self.services.announcer.notifier.send("crashed", incident.sentence())
-        self.services.announcer.restarting(incident.sentence(), self.state, lost)
+            self.announcer.notifier.send("crashed", incident.sentence())
+        self.announcer.restarting(incident.sentence(), self.state, lost)
 
     def _incident(self, facts: AttemptFacts) -> Incident:
         """Return the incident of an attempt that has not finished, and store its evidence."""
@@ -322,7 +333,7 @@ class Supervisor:
                 self.services.recorder.record(f"{record.traceback}\n".encode())
         if facts.evidence is None:
             sentence = describe_exit(facts.code, record, has_started=facts.heartbeat is not NOT_STARTED)
-        elif record is NO_FAILURE:
+        elif not record.error:
             sentence = facts.evidence.sentence
         else:
             sentence = f"{record.sentence}; {facts.evidence.sentence}"
@@ -375,10 +386,10 @@ class Supervisor:
             time.sleep(min(max(0.0, end_s - time.monotonic()), self.settings.poll_s))
             self.services.serve()
 
-    def _climb_after_s(self) -> float:
+    def _climb_after_s(self, levels: Levels) -> float:
         """Return the seconds without an incident after which a level is taken back; infinite if none can be."""
         hours = self.settings.climb_after_h
-        if not hours or self.job.any_command or level_to_take_back(self.state, self._levels()) is None:
+        if not hours or self.job.any_command or level_to_take_back(self.state, levels) is None:
             return math.inf
         return hours * 3600 * 2.0 ** min(self.state.failed_climbs, LARGEST_DOUBLINGS)
 
@@ -387,24 +398,22 @@ class Supervisor:
         if self.job.any_command:
             return ONE_LEVEL
         options = dict(self.job.options)
-        environment = self._environment()
-        if "convolutions" in environment and self.state.computation.name == AS_CONFIGURED:
-            options[BACKEND] = environment["convolutions"]
-        if "precision" in environment and self.state.precision.name == AS_CONFIGURED:
-            options[PRECISION_OPTION] = environment["precision"]
+        if "convolutions" in self._environment and self.state.computation.name == AS_CONFIGURED:
+            options[BACKEND] = self._environment["convolutions"]
+        if "precision" in self._environment and self.state.precision.name == AS_CONFIGURED:
+            options[PRECISION_OPTION] = self._environment["precision"]
         return levels_of(options, self.job.workers, cpu=self.settings.cpu_fallback)
 
-    def _environment(self) -> dict[str, Any]:
-        """Return what the trainer has written about the machine and its convolutions."""
-        content: Any = self._ask(read_json, self.run_folder / run_files.ENVIRONMENT, default={})
-        return content if isinstance(content, dict) else {}
+    def _read_environment(self) -> None:
+        """Read what the trainer has written at its start, before the first attempt and after each attempt."""
+        content: Any = self._ask(read_json, self.run_folder / ENVIRONMENT, default={})
+        self._environment = content if isinstance(content, dict) else {}
 
     def _revoke(self, incident: str) -> None:
         """Store that native convolutions have failed on this device, for `backend: auto` of all runs."""
-        environment = self._environment()
-        key = environment.get("native verdict key")
-        cache = environment.get("native verdict file")
-        if environment.get("convolutions") != "native" or not isinstance(key, str) or not isinstance(cache, str):
+        key = self._environment.get("native verdict key")
+        cache = self._environment.get("native verdict file")
+        if self._environment.get("convolutions") != "native" or not isinstance(key, str) or not isinstance(cache, str):
             return
         failure = f"{incident} in run {self.run_folder.absolute()}"
         code = run_child((sys.executable, "-m", NATIVE_FAILURES, key, cache, failure), self.settings.smoke_test_s).code

@@ -1,6 +1,7 @@
 """Files that a run does not need."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -9,6 +10,14 @@ from yolo_lightning.utils.rank_zero import rank_warn
 
 FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further attempt to write a file at the end of a fit, after which nothing writes it again."""
+
+
+def attempts(pauses_s: Sequence[float]) -> Iterator[float | None]:
+    """Yield the seconds until the next attempt, and wait for them after each attempt; yield None for the last one."""
+    for pause_s in pauses_s:
+        yield pause_s
+        time.sleep(pause_s)
+    yield None
 
 
 class OptionalFile:

@@ -9,8 +9,7 @@ from tests.commands.monitor.known_states import NOW_S, STANDING, STATUS, record
 from yolo_lightning.commands.monitor.run_state import UNENDED, Facts, Judgement, RunVerdict, judge
 from yolo_lightning.supervision.heartbeat import NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
-from yolo_lightning.supervision.remaining_time import Remaining, remaining
-from yolo_lightning.supervision.run_status import SupervisorState
+from yolo_lightning.supervision.run_status import Remaining, SupervisorState, remaining
 
 ALIVE = Facts(
     now_s=NOW_S,
@@ -94,4 +93,5 @@ def test_judgement(facts: Facts, changed: dict[str, Any], judgement: Judgement) 
     ],
 )  # fmt: skip
 def test_remaining_time(changed: dict[str, Any], position: tuple[int, int, Phase], expected: Remaining) -> None:
-    assert remaining(replace(STATUS, **changed), *position) == expected
+    status = replace(STATUS, **changed)
+    assert remaining(status, status.step_s, status.validation_s, *position) == expected

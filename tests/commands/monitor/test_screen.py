@@ -18,7 +18,7 @@ from yolo_lightning.commands.monitor.screen import buffer_of, screen
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.rank_status import RankStatus
-from yolo_lightning.supervision.remaining_time import Remaining
+from yolo_lightning.supervision.run_status import Remaining
 from yolo_lightning.utils.process_identity import Process
 from yolo_lightning.utils.sensors import Capacity, GpuReading, SensorReadings
 

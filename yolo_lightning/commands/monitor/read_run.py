@@ -17,8 +17,7 @@ from yolo_lightning.supervision.live_heartbeat import heartbeat_of
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import loader_workers
 from yolo_lightning.supervision.rank_status import read_ranks
-from yolo_lightning.supervision.remaining_time import remaining
-from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status
+from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status, remaining
 from yolo_lightning.supervision.unsaved_checkpoint import read_unsaved
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.plain_text import name_some, one_line
@@ -96,7 +95,8 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
         timeout_s = timeouts.seconds(phase)
         state = replace(state, phase=phase, phase_timeout_s=timeout_s, epoch=heartbeat.epoch, step=step)
     if status is not None:
-        time_left = remaining(status, state.epoch or 0, state.batch or 0, state.phase)
+        position = (state.epoch or 0, state.batch or 0, state.phase)
+        time_left = remaining(status, status.step_s, status.validation_s, *position)
         state = replace(state, remaining=time_left)
     if lives and (status is None or _is_here(status.host)):
         state = replace(state, trainer=read_process(trainer), workers=tuple(loader_workers(trainer)))

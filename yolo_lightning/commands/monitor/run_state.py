@@ -9,8 +9,7 @@ from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.rank_status import RankStatus
-from yolo_lightning.supervision.remaining_time import Remaining
-from yolo_lightning.supervision.run_status import Status, SupervisorState, SupervisorStatus
+from yolo_lightning.supervision.run_status import Remaining, Status, SupervisorState, SupervisorStatus
 from yolo_lightning.supervision.unsaved_checkpoint import UnsavedCheckpoint
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils.moment import duration, moment

@@ -14,8 +14,7 @@ from yolo_lightning.commands.console import count_text, gigabytes, rate, share
 from yolo_lightning.commands.monitor.run_state import RunState, RunVerdict, red_flags
 from yolo_lightning.supervision.fallback_levels import AS_CONFIGURED
 from yolo_lightning.supervision.incident import IncidentReport
-from yolo_lightning.supervision.remaining_time import buffer_s
-from yolo_lightning.supervision.run_status import Status
+from yolo_lightning.supervision.run_status import Status, buffer_s
 from yolo_lightning.utils.moment import duration, moment
 from yolo_lightning.utils.process_identity import Process
 from yolo_lightning.utils.sensors import GpuReading
