@@ -7,7 +7,7 @@ is left out, repeated, or used although it is not at its usual place.
 import errno
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +16,7 @@ from yolo_lightning.data.formats.yolo_description import DataDescription, Key, r
 from yolo_lightning.data.left_out_files import by_suffix, counted, files_left_out, other_files, suffix, unusable_files
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.paths import has_drive, plain_path, real_path, unicode_forms
+from yolo_lightning.utils.paths import existing_form, has_drive, plain_path, real_path, unicode_forms
 from yolo_lightning.utils.plain_text import one_line, undecodable
 from yolo_lightning.utils.regular_files import FolderContent, file_stamp, list_folder, read_regular
 from yolo_lightning.utils.suggestions import did_you_mean
@@ -308,22 +308,21 @@ class SplitLabels:
     def _label_of(self, image: str) -> str:
         """Return the label file of an image, empty for a background image."""
         folder, _, name = image.rpartition(os.sep)
-        matches = self._labels_in(self.candidates[folder], name)
+        image_stem = stem(name)
+        matches = []
+        for candidate in self.candidates[folder]:
+            label_name = self.folder_names.labels(candidate).get(image_stem)
+            if label_name is not None:
+                matches.append(f"{candidate}{os.sep}{label_name}")
         self.unused += matches[1:]
         if not matches and image in self.images.possible_links and os.path.islink(image):
-            target_folder, target_name = os.path.split(os.path.realpath(image))
-            matches = self._labels_in([label_folder(target_folder), target_folder], target_name)
+            matches = _labels_of_target(image)
         if not matches:
             return ""
         label = matches[0]
         if not label.endswith(LABEL_SUFFIX) or label.rpartition(os.sep)[0] != self.usual_folder[folder]:
             self.elsewhere.append(label)
         return label
-
-    def _labels_in(self, folders: Sequence[str], image_name: str) -> list[str]:
-        """Return the label files of an image in folders."""
-        labels = [(folder, self.folder_names.labels(folder).get(stem(image_name))) for folder in folders]
-        return [f"{folder}{os.sep}{name}" for folder, name in labels if name is not None]
 
     def split_files(self) -> SplitFiles:
         """Return the files of the split; the status of each used file is read here, once."""
@@ -400,3 +399,13 @@ def _stamp(file: str) -> tuple[int, int, int, int] | None:
         return file_stamp(file)
     except OSError:
         return None
+
+
+def _labels_of_target(image: str) -> list[str]:
+    """Return the label files of the target of a link."""
+    target = os.path.realpath(image)
+    labels = []
+    for label in (label_file(target), stem(target) + LABEL_SUFFIX):
+        folder, name = os.path.split(label)
+        labels.append(os.path.join(folder, existing_form(folder, name)))
+    return [label for label in labels if os.path.isfile(label)]
