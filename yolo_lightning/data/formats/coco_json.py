@@ -113,8 +113,9 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
         raise UserError(f"annotation file {path} cannot be read: {error}") from error
     decoded = _decode_content(path, content, kind)
     for number, image in enumerate(decoded.images):
-        image.width = _whole(path, f"images[{number}].width", image.width)
-        image.height = _whole(path, f"images[{number}].height", image.height)
+        if type(image.width) is float or type(image.height) is float:
+            image.width = _whole(path, f"images[{number}].width", image.width)
+            image.height = _whole(path, f"images[{number}].height", image.height)
     for number, category in enumerate(decoded.categories):
         category.id = _whole(path, f"categories[{number}].id", category.id)
     for category_id, count in Counter(category.id for category in decoded.categories).most_common(1):
@@ -255,7 +256,7 @@ def to_annotations(
         values,
         labels,
         classes,
-        notes,
+        [one_line(note, LONGEST_NOTE) for note in notes],
         CORNER_AND_SIDES,
         BBOX_RULE,
         impossible,

@@ -19,7 +19,7 @@ EXACT_BELOW = 2**53  # Integers below this value are exact in float64
 SPACING = 4
 """Distance of neighbouring float64 between 2^54 and 2^55, the range of 17-digit ids of the years 1801 to 3602."""
 
-FLOAT_TEXT = re.compile(r"\d{16,}\.0*|\d(\.\d+[eE]\+?|[eE]\+)1[5-9]")  # 1E17 without a sign may be another id
+FLOAT_TEXT = re.compile(r"\d{16,}\.0*|\d(\.\d+)?[eE]\+?1[5-9]")
 
 ADVICE = (
     "a 64-bit float (pandas, JavaScript, jq, a spreadsheet) does not hold 17 digits; use the official file, "
@@ -35,7 +35,7 @@ def id_text(value: int | float | str) -> str | None:
         return str(value)
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < EXACT_BELOW else None
-    if isinstance(value, str) and FLOAT_TEXT.fullmatch(value):
+    if isinstance(value, str) and ("." in value or "e+" in value.lower()) and FLOAT_TEXT.fullmatch(value):
         return None
     return str(value)
 

@@ -137,8 +137,11 @@ def _keypoint_columns(file: Path, shape: Any) -> int:
     """Return the number of keypoint columns: keypoints times numbers per keypoint; 0 without keypoints."""
     if shape is None:
         return 0
-    is_pair = isinstance(shape, list) and [type(number) for number in shape] == [int, int]
-    if not is_pair or not 0 <= min(shape) <= max(shape) <= MOST_KEYPOINTS:
+    if not isinstance(shape, list) or [type(number) for number in shape] != [int, int]:
+        is_valid = False
+    else:
+        is_valid = 0 <= min(shape) <= max(shape) <= MOST_KEYPOINTS
+    if not is_valid:
         raise _refused(file, "kpt_shape", f"a list of two integers from 0 to {MOST_KEYPOINTS}", shape)
     return int(shape[0] * shape[1])
 

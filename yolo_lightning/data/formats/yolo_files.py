@@ -150,9 +150,11 @@ class SplitImages:
         entries: list[str] = []
         for written_place in description.places(key):
             entries += self._images_at(written_place)
-        path_of = {self._name(path): path for path in entries}
-        # Relative names first: the order must not depend on the location of the dataset.
-        self.names = sorted(path_of, key=lambda name: (name.startswith(os.sep), name))
+        name_of = {path: self._name(path) for path in entries}
+        path_of = {name: path for path, name in name_of.items()}
+        # The order must not depend on the location of the dataset.
+        self.names = sorted(name for name in path_of if not name.startswith(os.sep))
+        self.names += sorted(name for name in path_of if name.startswith(os.sep))
         self.paths = [path_of[name] for name in self.names]
         self.repeated_entries = list((Counter(entries) - Counter(self.paths)).elements())
 

@@ -13,4 +13,6 @@ def sampled_positions(names: Sequence[str], count: int) -> list[int]:
     The frames with the smallest hashes of their names are chosen. A fixed distance between the chosen frames would meet
     only one kind of frames in a split such as `000_ir.png`, `000_rgb.png`, `001_ir.png`, `001_rgb.png`, ...
     """
+    if len(names) <= count:
+        return list(range(len(names)))
     return sorted(nsmallest(count, range(len(names)), key=lambda position: sha256(encode(names[position])).digest()))

@@ -44,7 +44,8 @@ def read_label_studio(folder: SourceFolder, files: list[str], advance: Advance) 
             for annotation in annotations:
                 if name in newest:
                     labelled.notes["annotations left out, because the image has a newer annotation"].append(name)
-                newest[name] = max(annotation, newest.get(name, annotation), key=_time)
+                if name not in newest or _time(annotation) >= _time(newest[name]):
+                    newest[name] = annotation
     for name, annotation in newest.items():
         image = labelled.images[name]
         for region in _regions(annotation.get("result", annotation)):
