@@ -7,7 +7,7 @@ is left out, repeated, or used although it is not at its usual place.
 import errno
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -101,9 +101,11 @@ class FolderNames:
 
     def of(self, folder: str) -> set[str]:
         """Return the names in a folder; none if the folder does not exist or must not be listed."""
-        if folder not in self._names:
-            self._names[folder] = self._listed(folder)
-        return self._names[folder]
+        names = self._names.get(folder)
+        if names is None:
+            names = self._listed(folder)
+            self._names[folder] = names
+        return names
 
     def _listed(self, folder: str) -> set[str]:
         try:
@@ -122,17 +124,18 @@ class FolderNames:
 
     def labels(self, folder: str) -> dict[str, str]:
         """Return the names of the label files in a folder by stem, in all Unicode forms; `.txt` precedes `.TXT`."""
-        if folder not in self._labels:
-            labels: dict[str, str] = {}
-            names = [name for name in self.of(folder) if suffix(name) == LABEL_SUFFIX]
-            for name in sorted(names, reverse=True):  # `a.txt` before `a.TXT`
+        labels = self._labels.get(folder)
+        if labels is None:
+            names = [name for name in self.of(folder) if name[-len(LABEL_SUFFIX) :].lower() == LABEL_SUFFIX]
+            labels = {name[: -len(LABEL_SUFFIX)]: name for name in names if name.endswith(LABEL_SUFFIX)}
+            for name in sorted(name for name in names if not name.endswith(LABEL_SUFFIX)):
                 if labels.setdefault(stem(name), name) != name:
                     self.ambiguous_labels.append(os.path.join(folder, name))
-            for image_stem, name in list(labels.items()):
-                for form in unicode_forms(image_stem):
-                    labels.setdefault(form, name)
+            for name in list(labels):
+                for form in unicode_forms(name):
+                    labels.setdefault(form, labels[name])
             self._labels[folder] = labels
-        return self._labels[folder]
+        return labels
 
 
 class SplitImages:
@@ -145,7 +148,6 @@ class SplitImages:
         self.contents: list[FolderContent] = []  # Of the folders of images
         self.possible_links: set[str] = set()  # Images of lists, links, and images below linked folders
         self.places: list[Path] = []  # Folders and lists of the split without links
-        self._plain_folders: dict[str, str] = {}  # See `_plain_folder`
         self.linked_places: dict[str, str] = {}  # Path in the data.yaml of a folder that is a link, by its real path
         entries: list[str] = []
         for written_place in description.places(key):
@@ -156,7 +158,8 @@ class SplitImages:
         self.names = sorted(name for name in path_of if not name.startswith(os.sep))
         self.names += sorted(name for name in path_of if name.startswith(os.sep))
         self.paths = [path_of[name] for name in self.names]
-        self.repeated_entries = list((Counter(entries) - Counter(self.paths)).elements())
+        self.repeated_entries = [path for path, count in Counter(entries).items() if count > 1]
+        self.repetitions = len(entries) - len(self.paths)
 
     def _name(self, path: str) -> str:
         try:
@@ -191,30 +194,35 @@ class SplitImages:
         them that contains the image. An image that none of them contains is expected where most other images are.
         """
         folders = (str(image_list.parent), str(written_list.parent), self.root, os.getcwd())
-        frequencies = dict.fromkeys(folders, 0)
-        places: list[tuple[str, str]] = []  # Base of each image, empty if none contains the image, and its written path
-        for line in _lines(image_list):
-            candidates = ((base, form) for form in unicode_forms(line) for base in frequencies)
-            base, form = next((place for place in candidates if self._contains(*place)), ("", line))
-            places.append((base, form))
-            if base and not form.startswith("/"):
-                frequencies[base] += 1
-        usual_base = max(frequencies, key=lambda base: frequencies[base])
-        images = [os.path.join(*self._folder_and_name(base or usual_base, form)) for base, form in places]
+        bases = list(dict.fromkeys(folders))
+        lines = _lines(image_list)
+        searched_folders: dict[str, list[str]] = {}
+        base_numbers: list[int | None] = []
+        for position, line in enumerate(lines):
+            base_number = None
+            for form in unicode_forms(line):
+                folder, name = _folder_and_name(form)
+                if folder not in searched_folders:
+                    searched_folders[folder] = [self._folder(os.path.join(base, folder)) for base in bases]
+                candidates = enumerate(searched_folders[folder])
+                matches = (number for number, candidate in candidates if self.folder_names.has(candidate, name))
+                base_number = next(matches, None)
+                if base_number is not None:
+                    lines[position] = form
+                    break
+            base_numbers.append(base_number)
+        relative = (number for line, number in zip(lines, base_numbers, strict=True) if not line.startswith("/"))
+        frequencies = Counter(number for number in relative if number is not None)
+        usual_number = max(range(len(bases)), key=lambda number: frequencies[number])
+        images = []
+        for line, base_number in zip(lines, base_numbers, strict=True):
+            folder, name = _folder_and_name(line)
+            number = usual_number if base_number is None else base_number
+            images.append(f"{searched_folders[folder][number]}{os.sep}{name}")
         self.possible_links |= set(images)
         return images
 
-    def _contains(self, base: str, written_path: str) -> bool:
-        return self.folder_names.has(*self._folder_and_name(base, written_path))
-
-    def _folder_and_name(self, base: str, written_path: str) -> tuple[str, str]:
-        """Return the folder of a path that is relative to `base`, and the file name."""
-        folder, name = os.path.split(os.path.join(base, written_path))
-        if folder not in self._plain_folders:
-            self._plain_folders[folder] = self._plain_folder(folder)
-        return self._plain_folders[folder], name
-
-    def _plain_folder(self, path: str) -> str:
+    def _folder(self, path: str) -> str:
         """Return the path of a folder without `..`; a link to the dataset folder is replaced by the dataset folder."""
         folder = os.path.dirname(plain_path(os.path.join(path, "image.jpg")))
         if f"{folder}{os.sep}".startswith(f"{self.root}{os.sep}"):
@@ -238,6 +246,16 @@ class SplitImages:
                     f"{self.description.file}: image {one_line(path, 300)!r} is outside of the dataset folder "
                     f"{self.description.root}; {remedy}"
                 )
+
+    def other_files(self) -> list[str]:
+        """Return the files below the folders of images that are not images."""
+        return [file for content in self.contents for file in content.files() if suffix(file) not in IMAGE_SUFFIXES]
+
+
+def _folder_and_name(line: str) -> tuple[str, str]:
+    """Return the folder of a path, with its last `/`, and the file name."""
+    start = line.rfind("/") + 1
+    return line[:start], line[start:]
 
 
 def _lines(image_list: Path) -> list[str]:
@@ -302,9 +320,9 @@ class SplitLabels:
         filled = [candidate for candidate in dict.fromkeys(folders) if self.folder_names.labels(candidate)]
         if len(filled) < 2:
             return filled
-        by_real_path: dict[Path, str] = {}
+        by_real_path: dict[str, str] = {}
         for candidate in filled:
-            by_real_path.setdefault(real_path(Path(candidate)), candidate)
+            by_real_path.setdefault(str(real_path(Path(candidate))), candidate)
         return list(by_real_path.values())
 
     def _label_of(self, image: str) -> str:
@@ -346,39 +364,47 @@ class SplitLabels:
 
     def _notes(self, originals: Mapping[int, int]) -> list[str]:
         images = self.images
+        pairs = list(zip(images.paths, self.paths, strict=True))
+        unlabelled = [label_file(image) for image, label in pairs if not label]
         unused = [*self.unused, *self.folder_names.ambiguous_labels]
         groups = {
-            "images without a label file (background)": [
-                label_file(image) for image, label in zip(images.paths, self.paths, strict=True) if not label
-            ],
+            "images without a label file (background)": unlabelled,
             "used label files that are not in the usual folder or have another suffix": self.elsewhere,
             "label files left out, because another label file of the same image is used": unused,
             "label files without an image": self._labels_without_image(),
             "images that are links to another image of the split, each used again": [
                 images.paths[position] for position in originals
             ],
-            "duplicate entries of images, each used once": images.repeated_entries,
         }
         notes = [counted(len(paths), what, paths[0]) for what, paths in groups.items() if paths]
         suffixes = by_suffix(images.paths)
         if len(suffixes) > 1:
             notes.append(f"images by suffix: {', '.join(suffixes)}")
+        if images.repeated_entries:
+            what = "duplicate entries of images, each used once"
+            notes.append(counted(images.repetitions, what, images.repeated_entries[0]))
         return [*notes, *(f"left out {line}" for line in self._left_out(unused))]
 
     def _left_out(self, unused_labels: list[str]) -> list[str]:
         """Return a line about each group of files that are neither images nor label files."""
         label_folders = {labels for labels, folders in self.image_folders_of.items() if labels not in folders}
-        contents = [*self.images.contents, *self.contents]
-        judged = {*self.images.paths, *self.paths, *unused_labels}
+        judged = {*self.paths, *unused_labels}
         unexpected_files = []
-        for content in contents:
-            for file in content.files():
-                folder, _, name = file.rpartition(os.sep)
-                is_label = suffix(name) == LABEL_SUFFIX and folder in label_folders
-                if not is_label and name != CLASS_LIST and file not in judged:
-                    unexpected_files.append(file)
+        for file in (*self.images.other_files(), *self._files_of_label_folders()):
+            folder, _, name = file.rpartition(os.sep)
+            is_label = suffix(name) == LABEL_SUFFIX and folder in label_folders
+            if not is_label and name != CLASS_LIST and file not in judged:
+                unexpected_files.append(file)
         lines = [f"{line}; read are {READ}" for line in other_files(list(dict.fromkeys(unexpected_files)))]
-        return [*lines, *unusable_files(contents, IMAGE_SUFFIXES)]
+        return [*lines, *unusable_files([*self.images.contents, *self.contents], IMAGE_SUFFIXES)]
+
+    def _files_of_label_folders(self) -> Iterator[str]:
+        """Yield the files in the listed folders of labels that are not label files."""
+        for content in self.contents:
+            for folder, names in content.names.items():
+                for name in names:
+                    if not name.endswith(LABEL_SUFFIX):
+                        yield os.path.join(folder, name)
 
     def _labels_without_image(self) -> list[str]:
         """Return the label files for which no file in the folder of the images has the same name without suffix."""
