@@ -80,8 +80,9 @@ class TrainingDataset(Dataset[Sample]):
 
     def __getitem__(self, key: SampleKey | tuple[int, int]) -> Sample:
         key = SampleKey(*key)
+        index = key.frame
         generator = self._generator(SAMPLE_STREAM, key)
-        indices = self._tiles(key, key.frame, key.partners, generator)
+        indices = self._tiles(key, index, key.partners, generator)
         is_gray = self.frames.channels == 1
         lender = reference_index(len(self), self.augmentation, generator) if is_gray else None
         drift = None
@@ -103,7 +104,7 @@ class TrainingDataset(Dataset[Sample]):
         labelled = random_flip(labelled, self.augmentation, generator)
         image = random_photometry(labelled.image, self.photometry, generator, reference, is_gray=is_gray)
         labelled = labelled._replace(image=image)
-        return _sample(self.frames, key.frame, labelled, problems, letterbox=UNAUGMENTED, readable=is_readable, key=key)
+        return _sample(self.frames, index, labelled, problems, letterbox=UNAUGMENTED, readable=is_readable, key=key)
 
     def _generator(self, stream: int, key: SampleKey) -> np.random.Generator:
         return np.random.default_rng((stream, self.seed, *key.seeds))

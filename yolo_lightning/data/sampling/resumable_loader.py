@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from weakref import ReferenceType, WeakKeyDictionary, proxy, ref
+from weakref import ReferenceType, WeakMethod, ref
 
 from torch.utils.data import DataLoader, Sampler
 
@@ -116,8 +116,8 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
         self.batches = GlobalBatches(batch_size, rank, processes)
         self.has_mixup = has_mixup
         self.position = Position()
-        self.sampler: ResumableLoader | None = None
-        """Lightning, Fabric and other loops announce each epoch by `set_epoch` of the sampler of a batch sampler."""
+        self.sampler: EpochReceiver | None = None
+        """Lightning calls `set_epoch` of the sampler of a batch sampler."""
 
     def __len__(self) -> int:
         return self.batches.count(self.order.length)
@@ -137,6 +137,18 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
                 seconds = map(tuple, mosaic_partners(indices, batch, MIXUP_RULER).tolist())
                 keys = [key._replace(second=second) for key, second in zip(keys, seconds, strict=True)]
             yield keys
+
+
+class EpochReceiver:
+    """Passes the epoch that Lightning, Fabric or another loop announces by `set_epoch` to a loader."""
+
+    def __init__(self, receive: Callable[[int], None]) -> None:
+        self._receive = WeakMethod(receive)  # a strong reference would keep the workers of the loader alive
+
+    def set_epoch(self, epoch: int) -> None:
+        receive = self._receive()
+        if receive is not None:
+            receive(epoch)
 
 
 @dataclass(slots=True)
@@ -196,8 +208,7 @@ class ResumableLoader(DataLoader[Any]):
 
     Args:
         batch_sampler: Order of the samples; the loader changes its position.
-        epoch_batches: Number of batches after which the Trainer ends an epoch, if the loader has more, or their
-            fraction, as `trainer.limit_train_batches`.
+        epoch_batches: Number of batches after which the Trainer ends an epoch, if the loader has more.
         loop: Training loop of the Trainer that uses the loader.
         mosaic_epochs: Returns the number of epochs with mosaic, which a deadline changes; None uses mosaic in all
             epochs. The loader calls the function at the start of each epoch and keeps the number within the epoch.
@@ -210,7 +221,7 @@ class ResumableLoader(DataLoader[Any]):
         dataset: Any,
         batch_sampler: EpochBatchSampler,
         collate_fn: Callable[[list[Any]], Any],
-        epoch_batches: float | int | None = None,
+        epoch_batches: int | None = None,
         loop: "LoaderLoop | None" = None,
         mosaic_epochs: Callable[[], int] | None = None,
         prefix: str = "data.",
@@ -229,9 +240,9 @@ class ResumableLoader(DataLoader[Any]):
         self._announcements = 0
         self._announcements_before_load = 0
         self._newest: Progress | None = None  # of the newest trained pass
-        self._unfinished: WeakKeyDictionary[Iteration, Progress] = WeakKeyDictionary()  # begun passes, oldest first
+        self._unfinished: list[ReferenceType[Iteration]] = []  # passes that have begun, oldest first
         self._keeper: ReferenceType[Iteration] | None = None  # the pass that uses the persistent workers
-        batch_sampler.sampler = proxy(self)  # a strong reference would keep the workers of the loader alive
+        batch_sampler.sampler = EpochReceiver(self.set_epoch)
 
     @property
     def epoch_samples(self) -> int:
@@ -272,7 +283,8 @@ class ResumableLoader(DataLoader[Any]):
             self._is_begun = True
             self._newest = progress
         keeper = None if self._keeper is None else self._keeper()
-        self._unfinished[iteration] = progress
+        alive = [reference for reference in self._unfinished if reference() is not None]
+        self._unfinished = [*alive, ref(iteration)]
         self.keys.position = start
         if self.persistent_workers and keeper is not None:
             return progress, loading(self._get_iterator())  # the persistent workers serve one pass at a time
@@ -281,7 +293,7 @@ class ResumableLoader(DataLoader[Any]):
 
     def finish(self, iteration: Iteration) -> None:
         """Let a further pass of an announced epoch be the next cycle; called after the last batch of an iteration."""
-        self._unfinished.pop(iteration, None)
+        self._unfinished = [reference for reference in self._unfinished if reference() is not iteration]
         if self._keeper is not None and self._keeper() is iteration:
             self._keeper = None
         assert iteration.progress is not None
@@ -321,10 +333,17 @@ class ResumableLoader(DataLoader[Any]):
             assert self.loop is not None
             start = self._next if self._is_loaded else Position(self.loop.epochs_trained())
             return Progress(start, start, start)
-        unfinished = list(self._unfinished.values())
-        if unfinished:
-            return unfinished[-1]
+        for reference in reversed(self._unfinished):
+            unfinished = reference()
+            if unfinished is not None and unfinished.progress is not None:
+                return unfinished.progress
         return self._newest or Progress(self._next, self._next, self._next)
+
+    def _position_to_resume(self) -> Position:
+        progress = self._progress()
+        if self.loop is not None and self.loop.is_within_batch():
+            return progress.before
+        return progress.position
 
     def before_start(self, count: int) -> list[Any]:
         """Return the last `count` batches, or fewer, before the position at which the epoch was resumed, oldest first.
@@ -342,10 +361,7 @@ class ResumableLoader(DataLoader[Any]):
 
         Within a batch, for example after an exception in it, the position is that before the batch.
         """
-        progress = self._progress()
-        position = progress.position
-        if self.loop is not None and self.loop.is_within_batch():
-            position = progress.before
+        position = self._position_to_resume()
         return {
             "epoch": position.epoch,
             "cycle": position.cycle,
@@ -379,7 +395,7 @@ class ResumableLoader(DataLoader[Any]):
         self._shift = 0
         self._announcements_before_load = self._announcements
         self._newest = None
-        self._unfinished.clear()
+        self._unfinished = []
         if 0 < delivered < self.epoch_samples and self.loop is not None and self.loop.loaders() == 1:
             self.loop.recount(self.epoch_batches - self._batches_after(delivered))
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from yolo_lightning.data.array_types import Int64Array
+from yolo_lightning.data.sampling.global_batches import limited
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_types, plain
@@ -31,7 +32,7 @@ WORKER_STREAM = 9
 class ShuffledOrder:
     """Every sample once per epoch, in an order that depends on (seed, epoch) only, or in the order of the dataset."""
 
-    def __init__(self, length: int, seed: int, shuffle: bool) -> None:
+    def __init__(self, length: int, seed: int = 0, shuffle: bool = True) -> None:
         self.length = length
         self.settings: dict[str, Any] = {"samples": length, "seed": seed, "shuffle": shuffle}
         self._seed = seed
@@ -138,8 +139,9 @@ def resumable_loader(
         innermost = innermost.dataset
     # torch gives a `__getitem__` that raises to every dataset without one, also to an iterable dataset.
     getter = getattr(type(innermost), "__getitem__", None)
-    has_items = hasattr(dataset, "__len__") and getter not in (None, Dataset.__getitem__)
-    if not has_items or isinstance(dataset, str | bytes) or (isinstance(dataset, Mapping) and 0 not in dataset):
+    is_stream = isinstance(innermost, IterableDataset) or getter is Dataset.__getitem__
+    has_items = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not is_stream
+    if not has_items or isinstance(dataset, str | bytes | type) or (isinstance(dataset, Mapping) and 0 not in dataset):
         raise UserError(f"dataset must have a length and dataset[index], got {type(innermost).__name__}")
     for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("len(dataset)", len(dataset), 1)):
         if not isinstance(plain(value), int) or isinstance(value, bool) or value < least:
@@ -169,7 +171,7 @@ def resumable_loader(
             shuffle = False
         order = ShuffledOrder(len(dataset), seed, shuffle)
         keys = EpochBatchSampler(order, batch_size, trainer.global_rank, trainer.world_size)
-        options |= {"epoch_batches": trainer.limit_train_batches, "loop": LoaderLoop(trainer)}
+        options |= {"epoch_batches": limited(len(keys), trainer.limit_train_batches), "loop": LoaderLoop(trainer)}
     if options.get("worker_init_fn") is not None:
         options["worker_init_fn"] = partial(_init_seeded, options["worker_init_fn"], seed)
     # With a generator of its own, the DataLoader does not draw its base seed from the generator that the model uses.
