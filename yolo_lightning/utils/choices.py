@@ -109,18 +109,13 @@ def checked_arguments(
             except TypeError:  # the function itself reports a missing argument
                 return function(*arguments, **options)
             values = bound.arguments
-            hints = get_type_hints(function)
-            check_types(prefix, hints, {name: values[name] for name in values.keys() - set(unchecked)})
+            check_types(prefix, function, {name: values[name] for name in values.keys() - set(unchecked)})
             for name, limit in limits.items():
                 if values.get(name) not in (None, AUTO):
-                    accepted = _alternatives(hints[name])
-                    check_range(
-                        f"{prefix}.{name}",
-                        values[name],
-                        *limit.split(", "),
-                        or_null=NoneType in accepted,
-                        or_auto=Literal["auto"] in accepted,
-                    )
+                    accepted = _alternatives(form.parameters[name].annotation)
+                    others = {"or_null": NoneType in accepted, "or_auto": Literal["auto"] in accepted}
+                    check_range(f"{prefix}.{name}", values[name], *limit.split(", "), **others)
+            hints = get_type_hints(function)
             for name, value in values.items():
                 values[name] = plain(value)
                 groups: list[Any] = [hint for hint in _alternatives(hints.get(name)) if is_dataclass(hint)]

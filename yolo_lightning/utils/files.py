@@ -9,6 +9,7 @@ import shutil
 import stat
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from yolo_lightning.errors import UserError, places
+from yolo_lightning.errors import UserError
 from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.process_identity import MARK, own_mark, owner_lives
@@ -34,7 +35,8 @@ def with_place(error: OSError) -> str:
     """Return the message of an error, with the place in the code if the error does not name a file."""
     if error.filename is not None:
         return str(error)
-    return f"{error}, in {places(error).split(' > ')[-1]}"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{error}, in {place.name} ({Path(place.filename).name}:{place.lineno})"
 
 
 CONVOLUTION_VERDICTS = "convolution_probe.json"
@@ -128,8 +130,10 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
             if durable:
                 flush(path.parent)
         finally:
-            with suppress(OSError):  # the error of the block is the one to report
-                remove(temporary)
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)  # the error of the block is the one to report
+            else:
+                temporary.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:

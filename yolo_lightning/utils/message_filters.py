@@ -3,7 +3,6 @@
 import logging
 import sys
 import warnings
-from typing import TextIO
 
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.plain_text import printable
@@ -19,15 +18,17 @@ PILLOW_WARNING = ".*could be decompression bomb DOS attack"
 """Beginning of a warning of Pillow; `data.limits.max_image_pixels` leaves out such images, with their names."""
 
 
-class CurrentStderr(logging.StreamHandler[TextIO]):
+class CurrentStderr(logging.Handler):
     """Handler that prints to the current `sys.stderr`, which a running progress bar replaces.
 
     A `StreamHandler` keeps the stream of its creation and prints its lines into the bar.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
 
 
 def is_printed(record: logging.LogRecord) -> bool:

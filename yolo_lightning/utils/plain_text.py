@@ -73,19 +73,25 @@ def csv_text(text: str) -> str:
 
 def first_look(content: bytes) -> str:
     """Return what a file seems to be that its reader refuses, as the end of a sentence that begins with `it`."""
-    head = content.lstrip()[:24]
+    wrong_kind = _wrong_kind(content)
+    if wrong_kind:
+        return wrong_kind
+    head = _head(content)
     if not head:
         return "is empty"
-    return _wrong_kind(head) or f"begins with '{one_line(head.decode(errors='replace'))}'"
+    return f"begins with '{one_line(head.decode(errors='replace'))}'"
 
 
 def _wrong_kind(content: bytes) -> str:
     """Return the description of a file in `WRONG_KINDS`; an empty string for another file."""
-    head = content.lstrip()[:24].lower()
     for description, starts in WRONG_KINDS.items():
-        if head.startswith(starts):
+        if _head(content).lower().startswith(starts):
             return description
     return ""
+
+
+def _head(content: bytes) -> bytes:
+    return content.lstrip()[:24]
 
 
 def undecodable(error: UnicodeDecodeError) -> str:

@@ -194,7 +194,8 @@ class SensorReadings:
 
 def _read_machine(folder: Path) -> SensorReadings:
     """Read all sensors once, and the file system of `folder`."""
-    return SensorReadings((*amd_gpus(), *nvidia_gpus()), memory(), disk(folder))
+    gpus = tuple(amd_gpus() + nvidia_gpus())
+    return SensorReadings(gpus, memory(), disk(folder))
 
 
 class MachineReader:
