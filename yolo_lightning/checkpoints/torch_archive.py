@@ -159,6 +159,9 @@ def _padding(file: IO[bytes], member: zipfile.ZipInfo) -> bytes:
 class _Placeholder:
     """Stands for every object of a pickle that is not plain Python."""
 
+    def __new__(cls, *arguments: Any, **options: Any) -> "_Placeholder":
+        return super().__new__(cls)
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         pass
 

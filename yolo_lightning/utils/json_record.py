@@ -32,7 +32,7 @@ def read_record(path: Path, kind: type[Record]) -> Record | None:
     """Return the content of a JSON file as a dataclass, or None if it is missing, damaged or of other types."""
     try:
         return cast(Record, converted(read_json(path), kind))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

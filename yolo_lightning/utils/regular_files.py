@@ -18,7 +18,7 @@ LARGEST_BYTES = 256 << 20
 def open_regular(path: Path | str) -> BinaryIO:
     """Open a regular file for reading; raise an OSError for any other file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without O_NONBLOCK, opening a FIFO blocks
-    file = os.fdopen(descriptor, "rb")
+    file = os.fdopen(descriptor, "rb", closefd=True)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file")
