@@ -10,7 +10,7 @@ from torch import Tensor
 from yolo_lightning.callbacks.random_state import generators, restore
 from yolo_lightning.utils import accelerator
 from yolo_lightning.utils.accelerator import (
-    accelerator_or_cpu,
+    accelerator_type,
     device_name,
     free_cached_memory,
     is_out_of_memory,
@@ -25,17 +25,22 @@ class StubBackend:
 
     def __init__(self, kind: str, devices: int) -> None:
         self.kind, self.states, self.freed = kind, [torch.full((2,), number) for number in range(devices)], 0
-        self.functions: dict[str, Any] = {
-            "device_count": lambda: devices,
-            "get_rng_state": lambda device: self.states[device],
-            "set_rng_state": self.set_state,
-        }
-        if kind == "xpu":
-            self.functions["get_device_name"] = lambda device: "Arc A770"
+        if kind == "mps":
+            self.functions: dict[str, Any] = {"get_rng_state": lambda: self.states[0], "set_rng_state": self.set_one}
+        else:
+            self.functions = {
+                "get_rng_state": lambda device=0: self.states[device],
+                "get_rng_state_all": lambda: self.states,
+                "set_rng_state_all": self.set_all,
+                "get_device_name": lambda device: "Arc A770",
+            }
         self.functions["empty_cache"] = self.empty_cache
 
-    def set_state(self, state: Tensor, device: int) -> None:
-        self.states = [*self.states[:device], state, *self.states[device + 1 :]]
+    def set_one(self, state: Tensor) -> None:
+        self.states = [state]
+
+    def set_all(self, states: list[Tensor]) -> None:
+        self.states = states
 
     def empty_cache(self) -> None:
         self.freed += 1
@@ -53,7 +58,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_accelerator_of_any_vendor(backend: StubBackend) -> None:
     device = torch.device(backend.kind)
-    assert accelerator_or_cpu().type == backend.kind
+    assert accelerator_type() == backend.kind
     assert device_name(device) == ("Arc A770" if backend.kind == "xpu" else "mps")
     assert uses_pinned_memory(device) == (backend.kind == "xpu")
     free_cached_memory(device)

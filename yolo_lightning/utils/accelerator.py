@@ -38,10 +38,13 @@ def synchronize(device: torch.device) -> None:
 
 def device_name(device: torch.device) -> str:
     """Return the model of an accelerator, or else its type."""
-    backend: Any = torch.get_device_module(device.type)
-    if not hasattr(backend, "get_device_name"):
-        return device.type
-    return str(backend.get_device_name(device))
+    get_device_name = _function(device.type, "get_device_name")
+    return device.type if get_device_name is None else str(get_device_name(device))
+
+
+def accelerator_type() -> str:
+    """Return the type of the accelerator that torch finds, such as `cuda`, `xpu` or `mps`; `cpu` without one."""
+    return accelerator_or_cpu().type
 
 
 def accelerator_or_cpu() -> torch.device:
@@ -52,29 +55,41 @@ def accelerator_or_cpu() -> torch.device:
 
 def random_states() -> tuple[str, list[Tensor]]:
     """Return the type of the accelerator, and the states of the random generators of its devices."""
-    device_type = accelerator_or_cpu().type
-    backend: Any = torch.get_device_module(device_type)
-    if not hasattr(backend, "get_rng_state"):  # the CPU, whose generator is not one of an accelerator
+    device_type = accelerator_type()
+    get_all = _function(device_type, "get_rng_state_all")
+    get_first = _function(device_type, "get_rng_state")
+    if device_type == "cpu" or get_first is None:
         return device_type, []
-    return device_type, [backend.get_rng_state(number) for number in range(backend.device_count())]
+    if get_all is None:
+        return device_type, [get_first()]
+    return device_type, list(get_all())
 
 
 def set_random_states(device_type: str, states: list[Tensor]) -> None:
     """Set the random generators of accelerators, unless their type or number has changed."""
     current_type, current_states = random_states()
-    if device_type == current_type and len(states) == len(current_states):
-        backend: Any = torch.get_device_module(device_type)
-        for number, state in enumerate(states):
-            backend.set_rng_state(state.cpu(), number)
+    if device_type != current_type or not states or len(states) != len(current_states):
+        return
+    on_host = [state.cpu() for state in states]
+    set_all = _function(device_type, "set_rng_state_all")
+    set_first = _function(device_type, "set_rng_state")
+    if set_all is not None:
+        set_all(on_host)
+    elif set_first is not None:
+        set_first(on_host[0])
 
 
 def _call(device: torch.device, name: str) -> None:
-    """Call a function of `torch.cuda`, `torch.xpu`, `torch.mps`, ..., if the backend has this function."""
     if device.type in ("cpu", "meta"):
         return
-    backend: Any = torch.get_device_module(device.type)
-    if hasattr(backend, name):
-        getattr(backend, name)()
+    function = _function(device.type, name)
+    if function is not None:
+        function()
+
+
+def _function(device_type: str, name: str) -> Any:
+    """Return a function of `torch.cuda`, `torch.xpu`, `torch.mps`, ..., or None if the backend has none."""
+    return getattr(torch.get_device_module(device_type), name, None)
 
 
 def chosen_device(name: str) -> torch.device:
@@ -87,7 +102,7 @@ def chosen_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(problem) from error
     if device.type not in ("cpu", "cuda", "xpu", "mps"):
         raise UserError(problem)

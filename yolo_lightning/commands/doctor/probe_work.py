@@ -76,11 +76,11 @@ def _torch_device(probe: Probe, device: str, timeout_s: float) -> Answer:
     announce("import torch")
     import torch
 
-    from yolo_lightning.utils.accelerator import accelerator_or_cpu, device_name
+    from yolo_lightning.utils.accelerator import accelerator_type, device_name
 
     announce("find the device")
     if device == "auto":
-        device = accelerator_or_cpu().type
+        device = accelerator_type()
     name = ""
     missing = ""
     if device.startswith("cuda"):
