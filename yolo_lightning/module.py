@@ -392,10 +392,12 @@ class YOLOModule(LightningModule):
         self.manual_backward(loss)
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Lightning reads the logged values from the device for callbacks and loggers after this hook."""
+        """Lightning reads the logged values from the device for the loggers after this hook, the last of a step."""
         enter(Activity.DEVICE_WAIT)
 
-    on_train_epoch_end = on_train_batch_end
+    def on_train_epoch_end(self) -> None:
+        """Lightning reads the logged values from the device for callbacks and loggers after this hook."""
+        enter(Activity.DEVICE_WAIT)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
         """Log the loss and return predictions and targets of one batch of letterboxed frames."""
@@ -416,13 +418,14 @@ class YOLOModule(LightningModule):
         The callback `EMA` has put the averaged weights into the graph before. The statistics stay with these weights.
         All ranks validate with equal statistics.
         """
-        self._folded_graph = None
-        if self.trainer.state.fn != "fit":
-            self._folded_graph = FoldedGraph(self.graph, one_to_one=self.detections.one_to_one)
-        elif self.recipe.statistics_batches and not self.trainer.sanity_checking:
+        within_fit = self.trainer.state.fn == "fit"
+        if within_fit and not self.trainer.sanity_checking and self.recipe.statistics_batches:
             self._recompute_statistics()
-        elif self.trainer.world_size > 1:
+        elif within_fit and self.trainer.world_size > 1:
             share_statistics(self.graph)
+        self._folded_graph = None
+        if not within_fit:
+            self._folded_graph = FoldedGraph(self.graph, one_to_one=self.detections.one_to_one)
 
     on_test_epoch_start = on_validation_epoch_start
     on_predict_epoch_start = on_validation_epoch_start
@@ -500,11 +503,11 @@ class YOLOModule(LightningModule):
         """Return the number of batches per epoch and rank, and the number of images per batch over all ranks."""
         trainer = self.trainer
         facts = self._data_facts()
-        batches = None if facts is None else facts.epoch_batches
-        if batches is None:
+        if facts is None or facts.epoch_batches is None:
             _ = trainer.estimated_stepping_batches  # loads the training data
-            batches = int(trainer.num_training_batches)
-        return batches, TrainingFacts.from_trainer(trainer).batch_size * trainer.world_size
+            facts = replace(TrainingFacts.from_trainer(trainer), epoch_batches=int(trainer.num_training_batches))
+        assert facts.epoch_batches is not None
+        return facts.epoch_batches, facts.batch_size * trainer.world_size
 
     def _automatic_recipe(self) -> Recipe:
         """Return the recipe of `auto`, now that the length of the training is known."""

@@ -11,13 +11,7 @@ from torchmetrics import Metric
 
 from yolo_lightning.data.array_types import AnyArray, Int64Array
 from yolo_lightning.errors import UserError
-from yolo_lightning.evaluation.average_precision import (
-    DETECTION_LIMITS,
-    NO_GROUND_TRUTH,
-    RECALLS,
-    PartScores,
-    RankedDetections,
-)
+from yolo_lightning.evaluation.average_precision import DETECTION_LIMITS, NO_GROUND_TRUTH, PartScores, RankedDetections
 from yolo_lightning.evaluation.matching import ALL_AREAS, IOU_THRESHOLDS, MAX_THRESHOLDS, BoxTable, match_boxes
 from yolo_lightning.utils.choices import LONGEST_VALUE, check_range, check_types, checked_arguments
 from yolo_lightning.utils.plain_text import one_line
@@ -30,10 +24,13 @@ AREA_RANGES = {
 }
 """Smallest and largest area of an object in square pixels, both inclusive."""
 
+RECALLS = torch.linspace(0, 1, 101).tolist()
+"""The recall thresholds of torchmetrics' metric by default."""
+
 TORCHMETRICS_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "box_format": (("xyxy",), "convert boxes with torchvision.ops.box_convert"),
     "iou_type": (("bbox", ("bbox",), ["bbox"]), "masks are scored by torchmetrics"),
-    "rec_thresholds": ((None, RECALLS.tolist()), "the recall thresholds are 0.00, 0.01, ..., 1.00 in float32"),
+    "rec_thresholds": ((None, RECALLS), "the recall thresholds are 0.00, 0.01, ..., 1.00 in float32"),
     "extended_summary": ((False,), "the precision at each recall is returned by torchmetrics"),
     "average": (("macro",), "to ignore the classes, set all labels to 0"),
     "backend": (("pycocotools", "faster_coco_eval"), "this metric needs neither of them and equals both"),
@@ -214,18 +211,19 @@ class MeanAveragePrecision(Metric):
         detected = matches.groups % max(classes, 1)
         annotated = matches.object_groups % max(classes, 1)
         order = np.lexsort((-detections.scores[matches.order], detected))
+        ranked = RankedDetections(
+            frames=1,
+            annotated=np.zeros((1, classes), np.int64),
+            labels=detected[order],
+            owners=np.zeros(len(order), np.int64),
+            ranks=matches.ranks[order],
+            hits=matches.hits[0],
+        )
         scores = []
         for hits, ignored, counted in zip(matches.hits, matches.ignored, matches.counted, strict=True):
-            ranked = RankedDetections(
-                frames=1,
-                annotated=np.bincount(annotated[counted], minlength=classes)[None],
-                labels=detected[order],
-                owners=np.zeros(len(order), np.int64),
-                ranks=matches.ranks[order],
-                hits=hits[order],
-                ignored=ignored[order],
-            )
-            scores.append(ranked.scores(len(thresholds), limits))
+            counts = np.bincount(annotated[counted], minlength=classes)[None]
+            part = replace(ranked, annotated=counts, hits=hits[order], ignored=ignored[order])
+            scores.append(part.scores(len(thresholds), limits))
         return scores
 
     def _named(self, scores: list[PartScores]) -> dict[str, Tensor]:

@@ -166,12 +166,11 @@ def drift_summary(scores: DriftScores) -> str:
     ranking = scores.ranking()
     variation = ranking.variation
     compared = len(scores.compared())
-    label = SCORE_LABELS["map_50"]
-    if variation is None:
-        if compared:
-            lines.append(f"{compared} of the challenge's {len(CHALLENGE_MONTHS)} months annotated: no CoV")
-    elif math.isnan(variation):
-        lines.append(f"{label} is 0 in all {compared} months: no CoV, no balanced score")
-    else:
+    if variation is not None and math.isnan(variation):
+        lines.append(f"{SCORE_LABELS['map_50']} is 0 in all {compared} months: no CoV, no balanced score")
+    elif variation is not None:
+        label = SCORE_LABELS["map_50"]
         lines.append(f"CoV of {label} over {compared} months {variation:.4f}, balanced {ranking.balanced:.4f}")
+    elif compared:
+        lines.append(f"{compared} of the challenge's {len(CHALLENGE_MONTHS)} months annotated: no CoV")
     return "\n".join(filter(None, lines))

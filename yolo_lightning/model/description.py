@@ -40,11 +40,12 @@ def checked_description(description: Any) -> dict[str, Any]:
     if not isinstance(description, dict):
         raise UserError("its network has no description ('yaml')")
     checked = {key: description[key] for key in DESCRIPTION_KEYS if description.get(key) is not None}
-    checked.setdefault("channels", 3)
-    for key, noun, most in (("nc", "classes", MOST_CLASSES), ("channels", "channels", MOST_CHANNELS)):
-        number = checked.get(key)
-        if type(number) is not int or not 1 <= number <= most:
-            raise UserError(f"its number of {noun} must be 1 to {most:,}, got {shown(number)}")
+    classes = checked.get("nc")
+    if type(classes) is not int or not 1 <= classes <= MOST_CLASSES:
+        raise UserError(f"its number of classes must be 1 to {MOST_CLASSES:,}, got {shown(classes)}")
+    channels = checked.setdefault("channels", 3)
+    if type(channels) is not int or not 1 <= channels <= MOST_CHANNELS:
+        raise UserError(f"its number of channels must be 1 to {MOST_CHANNELS}, got {shown(channels)}")
     activation = checked.get("activation")
     if activation is not None and not _is_activation(activation):
         raise UserError(f"its activation must be like nn.ReLU(), got {shown(activation)}")

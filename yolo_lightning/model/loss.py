@@ -58,10 +58,9 @@ class DetectionLoss:
         """
         if self._criterion is None or self._branches[0].device != batch.images.device:
             self._create()
-        class_weights = None
-        if self.class_weights is not None:
+        if self.class_weights is not None and self.class_weights.device != batch.images.device:
             self.class_weights = self.class_weights.to(batch.images.device)
-            class_weights = self.class_weights.view(1, 1, -1)
+        class_weights = None if self.class_weights is None else self.class_weights.view(1, 1, -1)
         for branch in self._branches:
             branch.class_weights = class_weights
         dtype = torch.get_default_dtype()  # the criterion creates tensors of it; float64 under precision 64-true

@@ -237,17 +237,22 @@ def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]
     return {option: value for option, value in options.items() if value is not None}
 
 
+def _like(value: Any, other: Any) -> Any:
+    """Return `other`, as a list if both values are sequences: files contain lists where the defaults are tuples."""
+    if isinstance(value, list) and isinstance(other, tuple):
+        return list(other)
+    return other
+
+
 def precedence(bound: Mapping[str, Any], before: Mapping[str, Any], used: Mapping[str, Any]) -> list[str]:
     """Return which values of `bound_options` replace configured ones (`before`), and which ones the user overrides."""
     lines = changes(bound, used)
     replaced = []
     for name, value in bound.items():
-        configured = before.get(name)
-        if isinstance(configured, tuple):  # files contain lists where the defaults are tuples
-            configured = list(configured)
+        is_replaced = used.get(name) == value and _like(value, before.get(name)) != value
+        is_replaced = is_replaced and not _has_longer_side(value, before.get(name))
         can_be_null = name.startswith(f"data.input.{PIXEL_RANGE}.")  # of 8-bit frames
-        is_replaced = configured != value and not _has_longer_side(value, configured)
-        if used.get(name) == value and is_replaced and (configured is not None or can_be_null):
+        if is_replaced and (before.get(name) is not None or can_be_null):
             replaced.append(f"{name} {value} (instead of {before[name]})")
     if replaced:
         lines.append(f"taken from the checkpoint: {', '.join(replaced)}")
