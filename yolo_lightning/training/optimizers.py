@@ -1,6 +1,6 @@
 """Optimizers by name or class path, and the parameter groups whose settings the recipe changes before every step."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, signature
@@ -21,7 +21,6 @@ with offline():
 AUTO_MOMENTUM = 0.9  # with which `auto` builds an optimizer; a warm-up ends at the momentum of the recipe nevertheless
 LONG_TRAINING = 10_000  # optimizer steps; a longer training has MuSGD under `auto`, a shorter one AdamW
 MUON_SHARES: dict[str, Any] = {"muon": 0.2, "sgd": 1.0}  # factors of the two parts of MuSGD
-CLASS_BRANCH = "cv3"  # part of the names of the class branches of a head: `cv3` and `one2one_cv3`
 NORMALIZATIONS = tuple(layer for name, layer in vars(nn).items() if "Norm" in name)
 
 SECOND_BETA = 0.999  # second beta of Adam's family, as in Ultralytics; the first beta is the momentum of the recipe
@@ -35,24 +34,22 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     Parameters without gradient are included: optimizers skip them.
     """
     members: dict[Group, list[nn.Parameter]] = {group: [] for group in (Group.BIAS, Group.WEIGHT, Group.NORMALIZATION)}
-    for parameter, group in _with_groups(module):
-        members[group].append(parameter)
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            members[_group_of(part, name)].append(parameter)
     return [
         {"params": parameters, "name": group.value, "weight_decay": weight_decay if group is Group.WEIGHT else 0.0}
         for group, parameters in members.items()
     ]
 
 
-def _with_groups(module: nn.Module) -> Iterator[tuple[nn.Parameter, Group]]:
-    """Yield each parameter of a module with its group."""
-    for part in module.modules():
-        for name, parameter in part.named_parameters(recurse=False):
-            group = Group.WEIGHT
-            if "bias" in name:
-                group = Group.BIAS
-            elif isinstance(part, NORMALIZATIONS):
-                group = Group.NORMALIZATION
-            yield parameter, group
+def _group_of(part: nn.Module, name: str) -> Group:
+    """Return the group of the parameter `name` of a layer."""
+    if "bias" in name:
+        return Group.BIAS
+    if isinstance(part, NORMALIZATIONS):
+        return Group.NORMALIZATION
+    return Group.WEIGHT
 
 
 def muon_groups(graph: Any, weight_decay: float) -> list[dict[str, Any]]:
@@ -61,15 +58,17 @@ def muon_groups(graph: Any, weight_decay: float) -> list[dict[str, Any]]:
     Parameters with two or four dimensions are updated by Muon and SGD, the others by SGD. Every group is split again:
     the class branches of the head have learning rates of their own (`CLASS_HEAD_FACTOR`).
     """
-    head_parameters = graph.model[-1].named_parameters()
-    of_class_head = {id(parameter) for name, parameter in head_parameters if CLASS_BRANCH in name}
+    head = graph.model[-1]
+    class_branches = (getattr(head, "cv3", None), getattr(head, "one2one_cv3", None))
+    of_class_head = {id(parameter) for branch in class_branches if branch for parameter in branch.parameters()}
     roles = (Group.WEIGHT.value, Group.NORMALIZATION.value, Group.BIAS.value, "muon")
     members: dict[tuple[str, bool], list[nn.Parameter]] = {
         (role, in_head): [] for role in roles for in_head in (True, False)
     }
-    for parameter, group in _with_groups(graph):
-        role = "muon" if parameter.ndim in (2, 4) else group.value
-        members[role, id(parameter) in of_class_head].append(parameter)
+    for part in graph.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            role = "muon" if parameter.ndim in (2, 4) else _group_of(part, name).value
+            members[role, id(parameter) in of_class_head].append(parameter)
     return [
         {
             "params": parameters,

@@ -68,10 +68,11 @@ def settings_at(
     head_rate = recipe.lr0 * CLASS_HEAD_FACTOR * decay
     accumulate = min(_full_accumulation(recipe, batch_size), max(1, round(steps_per_epoch * epochs)))
     warmup = max(round(min(settled(recipe.warmup_epochs), epochs - 1) * steps_per_epoch), 0)
+    if step > warmup or warmup == 0:
+        rates = dict.fromkeys(Group, rate)
+        return OptimizerSettings(rates, recipe.momentum, accumulate, dict.fromkeys(Group, head_rate))
 
     def ramp(start: float, end: float) -> float:
-        if step > warmup or warmup == 0:
-            return end
         return float(np.interp(step, (0, warmup), (start, end)))
 
     starts = {Group.WEIGHT: 0.0, Group.NORMALIZATION: 0.0, Group.BIAS: recipe.warmup_bias_lr}
