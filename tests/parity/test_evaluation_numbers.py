@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from torchvision.ops import box_convert
 from ultralytics.cfg import get_cfg
 from ultralytics.data import build_yolo_dataset
 from ultralytics.models.yolo.detect import DetectionValidator
@@ -18,7 +17,7 @@ from ultralytics.utils.nms import non_max_suppression
 
 from tests.parity.training_twins import SCORES, random_batches
 from yolo_lightning.data.batch import Batch, targets
-from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.data.boxes import Letterbox, xywh_to_xyxy
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.evaluation.record import EvaluationCollection
@@ -114,7 +113,7 @@ def overhanging(seed: int, frames: int = 8, objects: int = 10) -> tuple[torch.Te
     centres = low + torch.rand(frames, objects, 2, generator=generator) * (high - low)
     sides = 8 + 16 * torch.rand(frames, objects, 2, generator=generator)
     whole = torch.cat((centres, sides), 2)
-    corners = box_convert(whole, "cxcywh", "xyxy")
+    corners = xywh_to_xyxy(whole)
     seen = torch.cat((corners[..., :2].maximum(low), corners[..., 2:].minimum(high)), 2)
     labels = torch.randint(CLASSES, (frames, objects), generator=generator)
     noise = torch.randn(frames, objects, 4, generator=generator)

@@ -17,6 +17,7 @@ from yolo_lightning.data.boxes import (
     corners_to_centres,
     first_of_equal_boxes,
     input_to_frame,
+    xywh_to_xyxy,
 )
 from yolo_lightning.data.image_size import ImageSize, Resize
 from yolo_lightning.data.transforms.augmentation_settings import Image
@@ -112,17 +113,20 @@ class Prediction(msgspec.Struct, frozen=True, eq=False):
 
 
 def without_equal_boxes(prediction: Prediction) -> Prediction:
-    """Return the detections of which no earlier one has the same box; pictures show a box once.
+    """Return the detections of which no earlier one has the same box, on the CPU; pictures show a box once.
 
     A box detected as several classes keeps the best one. Boxes are also equal if both were clipped to the frame.
     """
-    kept = torch.from_numpy(first_of_equal_boxes(prediction.boxes.numpy()))
+    kept = torch.from_numpy(first_of_equal_boxes(prediction.boxes.cpu().numpy()))
+    unclipped = prediction.unclipped
+    if unclipped is not None:
+        unclipped = unclipped.cpu()[kept]
     return Prediction(
         prediction.image_id,
-        prediction.boxes[kept],
-        prediction.scores[kept],
-        prediction.labels[kept],
-        prediction.boxes_before_clipping[kept],
+        prediction.boxes.cpu()[kept],
+        prediction.scores.cpu()[kept],
+        prediction.labels.cpu()[kept],
+        unclipped,
     )
 
 
@@ -267,11 +271,9 @@ def targets(batch: Batch) -> list[Target]:
 
     Valid for letterboxed batches (validation, test), not for augmented batches.
     """
-    from torchvision.ops import box_convert  # only here: loader workers do not need torchvision
-
     height, width = batch.images.shape[-2:]
     with during(Activity.DEVICE_WAIT):
-        corners = box_convert(batch.boxes.cpu(), "cxcywh", "xyxy") * torch.tensor([width, height, width, height])
+        corners = xywh_to_xyxy(batch.boxes.cpu()) * torch.tensor([width, height, width, height])
         labels = batch.labels.cpu()
         sample_index = batch.sample_index.cpu()
     result = []

@@ -44,6 +44,14 @@ def scaled_shape(height: int, width: int, gain: float) -> tuple[int, int]:
     return max(1, round(height * gain)), max(1, round(width * gain))
 
 
+def xywh_to_xyxy(boxes: "Tensor") -> "Tensor":
+    """Convert boxes `(N, 4)` from centre-x, centre-y, width, height to x1, y1, x2, y2; any unit."""
+    x, y, width, height = boxes.unbind(-1)
+    import torch  # only here: `prepare convert` needs the functions for arrays
+
+    return torch.stack((x - width / 2, y - height / 2, x + width / 2, y + height / 2), -1)
+
+
 def corners_to_centres(boxes: Float32Array) -> Float32Array:
     """Convert boxes `(N, 4)` from xyxy to centre-x, centre-y, width, height; any unit."""
     low = boxes[:, :2]
