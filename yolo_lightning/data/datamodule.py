@@ -79,12 +79,6 @@ class DetectionDataModule(LightningDataModule):
         loader: Worker processes.
         augmentation: Strength of the training augmentation.
 
-    Attributes:
-        class_names: Names of the classes, index 0 first; the command line passes them to the model.
-        category_ids: Number of each class in the dataset's own files, index 0 first.
-        has_submission: Whether `predict` writes a submission of LTDv2's challenge instead of COCO's results.
-        input_channels: Channels of the network's input for the model; a network for RGB also accepts gray frames.
-
     Raises:
         UserError: If a value is out of range. Errors in the data are raised by `setup`, before training starts.
     """
@@ -134,10 +128,6 @@ class DetectionDataModule(LightningDataModule):
         check_layout(settings)
         self.dataset_format = open_format(settings)
         self.root = self.dataset_format.root
-        self.class_names = self.dataset_format.class_names
-        self.category_ids = self.dataset_format.category_ids
-        self.has_submission = self.dataset_format.has_submission
-        self.input_channels = 2 if self.input.background else RGB_CHANNELS
         self.channels: Channels | None = self.input.channels or self.dataset_format.channels
         if self.input.pixel_range.mode is not None:
             self.channels = 1
@@ -242,6 +232,26 @@ class DetectionDataModule(LightningDataModule):
             return
         self.image_size = size
         rank_zero_info(f"{split}: data.image_size {self._longer_side}: input of {size.width} x {size.height}, {reason}")
+
+    @property
+    def input_channels(self) -> int:
+        """Channels of the network's input for the model; a network for RGB also accepts gray frames."""
+        return 2 if self.input.background else RGB_CHANNELS
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, index 0 first; the command line passes them to the model."""
+        return self.dataset_format.class_names
+
+    @property
+    def category_ids(self) -> tuple[int, ...]:
+        """Number of each class in the dataset's own files, index 0 first."""
+        return self.dataset_format.category_ids
+
+    @property
+    def has_submission(self) -> bool:
+        """Whether `predict` writes a submission of LTDv2's challenge instead of COCO's results."""
+        return self.dataset_format.has_submission
 
     def index(self, split: Split) -> SplitIndex:
         """Return the index of a split that `setup` has opened."""
