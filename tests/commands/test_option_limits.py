@@ -115,6 +115,15 @@ WRONG = [
     ("validate --data.format pointer --model.weights w.pt", "it is a pointer of Git LFS; run git lfs pull"),
     ("fit --trainer.callbacks EarlyStopping", "trainer.callbacks: EarlyStopping requires monitor"),
     ("fit --trainer.callbacks [{class_path:\\ EarlyStopping,\\ init_args:\\ {patience:\\ 3}}]", "requires monitor"),
+    (
+        "fit --data.format one/data.yaml --data.batch_size 1 --model.weights half.pt",
+        "got half.pt: it is not an archive of torch.save",
+    ),
+    (
+        "fit --data.format one/data.yaml --trainer.default_root_dir none --resume",
+        "nothing to resume: no run folder none or none-<n> contains a checkpoint",
+    ),
+    ("predict pictures/a.png --output w.pt", "output must be a new folder, got 'w.pt'"),
 ]
 
 
@@ -124,6 +133,7 @@ def test_wrong_values_and_missing_files_are_refused(
 ) -> None:
     Path("wrong.yaml").write_text("model: {recipe: {lr0: -1}}\n")
     Path("w.pt").write_text("PK")
+    Path("half.pt").write_bytes(b"PK\x03\x04" + bytes(99))
     write_one_image(Path("labels"), "9 .5 .5 .2 .2\n")
     write_one_image(Path("one"), "0 .5 .5 .2 .2\n")
     write_one_image(Path("pointer"), "0 .5 .5 .2 .2\n")
@@ -143,6 +153,7 @@ def test_missing_weights_are_refused_before_the_first_start_only(tmp_path: Path)
     words = ["fit", "--data.format", "labels/data.yaml", "--data.batch_size", "1", "--model.weights", "nope.pt"]
     with pytest.raises(ValueError, match=r"model\.weights must be an existing file"):
         resolve(words)
+    write_checkpoint(RESUMABLE, Path("runs/yolo/checkpoints/last.ckpt"))
     assert resolve([*words, "--resume"]).given["resume"] is True
 
 

@@ -11,6 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from yolo_lightning.checkpoints.torch_archive import check_archive
 from yolo_lightning.commands.trainer_limits import (
     check_deadline,
     check_length,
@@ -201,11 +202,16 @@ def _check_model(options: Mapping[str, Any]) -> None:
         if "model.variant" in options:
             description_of(options["model.variant"])
         return
-    with existing_weights(weights).open("rb") as file:
-        head = file.read(64)
+    file = existing_weights(weights)
+    accepted = "a .pt or .ckpt file of weights, which torch.save has written"
+    with file.open("rb") as beginning:
+        head = beginning.read(64)
     if not head.startswith(ZIP_START):
-        accepted = "a .pt or .ckpt file of weights, which torch.save has written"
         raise UserError(f"model.weights must be {accepted}, got {weights}, which {first_look(head)}")
+    try:
+        check_archive(file)
+    except UserError as error:
+        raise UserError(f"model.weights must be {accepted}, got {weights}: {error}") from error
 
 
 def check_data(
@@ -278,6 +284,8 @@ def _check_pictures(words: Sequence[str], options: Mapping[str, Any]) -> None:
     refuse_runs(sources)
     for source in sources:
         files_of(source)
+    if options.get("output") is not None:
+        check_output_folder(options["output"])
     weights = options.get("weights")
     if weights is None:
         checkpoint_to_evaluate(user_path(options.get("run", DEFAULT_RUN)))
@@ -293,9 +301,11 @@ def _checked_checkpoint(command: str, options: Mapping[str, Any]) -> Path | None
     """
     from yolo_lightning.checkpoints.remote_folder import is_address
     from yolo_lightning.checkpoints.resume import checked, checkpoint_to_evaluate
-    from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, configured_folder
+    from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, configured_folder, folder_to_resume
 
     base = configured_folder(str(options.get("trainer.default_root_dir") or DEFAULT_RUN))
+    if command == "fit" and resumes(options) and options.get("mirror") is None:
+        folder_to_resume(base)
     name = options.get("ckpt_path")
     if name is None and (command == "fit" or options.get("model.weights") is not None):
         return None
@@ -322,6 +332,13 @@ def _compare_classes(checkpoint: Path, dataset: "DatasetFormat") -> None:
             f"the classes of the data must be {names}, as in the checkpoint {checkpoint}, got "
             f"{list(dataset.class_names)}: correct their names in the data, or evaluate the data of the run"
         )
+
+
+def check_output_folder(output: str) -> None:
+    """Raise a UserError for an output of `predict PICTURES` that cannot be a folder."""
+    folder = user_path(output)
+    if folder.is_file() or not folder.name:
+        raise UserError(f"output must be a new folder, got {output!r}")
 
 
 def refuse_runs(sources: Sequence[str]) -> None:

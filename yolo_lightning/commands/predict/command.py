@@ -12,7 +12,7 @@ from yolo_lightning.challenge.rescoring import read_models
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, writing
-from yolo_lightning.commands.option_limits import refuse_runs
+from yolo_lightning.commands.option_limits import check_output_folder, refuse_runs
 from yolo_lightning.commands.predict.rescored import rescored
 from yolo_lightning.commands.predict.results import WRITERS, Result, ResultWriter
 from yolo_lightning.data.formats.frame_checks import refuse_other_depth
@@ -63,7 +63,8 @@ def predict(
         UserError: If an option is invalid, no file is found, or none of the files can be read.
         SystemExit: With code 1, if some of the files cannot be read or some of the results cannot be written.
     """
-    _check_paths(sources, output)
+    refuse_runs(sources)
+    check_output_folder(output)
     files = find_files(sources)
     models = None if rescore is None else read_models(user_path(rescore))
     detector = Detector(
@@ -109,14 +110,6 @@ def predict(
         )
     if not is_complete:
         raise SystemExit(ExitCode.FAILED)
-
-
-def _check_paths(sources: Sequence[str], output: str) -> None:
-    """Raise a UserError if the output is no folder, or a source is a run folder."""
-    refuse_runs(sources)
-    folder = user_path(output)
-    if folder.is_file() or not folder.name:
-        raise UserError(f"output must be a new folder, got {output!r}")
 
 
 def _report_failures(unreadable: Mapping[str, Exception], writers: Sequence[ResultWriter]) -> bool:
