@@ -35,7 +35,6 @@ from yolo_lightning.utils.choices import AUTO, as_settings, check_range
 from yolo_lightning.utils.distributed import NO_LAUNCH_ID, launch_id, machines_of_launch, may_restart, uses_agent_store
 from yolo_lightning.utils.nested_keys import nested, section
 from yolo_lightning.utils.paths import user_path
-from yolo_lightning.utils.plain_text import ZIP_START, first_look
 from yolo_lightning.utils.run_files import CHECKPOINTS
 from yolo_lightning.utils.suggestions import did_you_mean
 
@@ -203,14 +202,10 @@ def _check_model(options: Mapping[str, Any]) -> None:
             description_of(options["model.variant"])
         return
     file = existing_weights(weights)
-    accepted = "a .pt or .ckpt file of weights, which torch.save has written"
-    with file.open("rb") as beginning:
-        head = beginning.read(64)
-    if not head.startswith(ZIP_START):
-        raise UserError(f"model.weights must be {accepted}, got {weights}, which {first_look(head)}")
     try:
         check_archive(file)
     except UserError as error:
+        accepted = "a .pt or .ckpt file of weights, which torch.save has written"
         raise UserError(f"model.weights must be {accepted}, got {weights}: {error}") from error
 
 

@@ -165,11 +165,13 @@ def distinct_names(names: Mapping[int, str]) -> dict[int, str]:
 def renamed_classes(names: Mapping[int, str]) -> list[str]:
     """Return a note if `distinct_names` changes a name that several classes have."""
     counts = Counter(one_line(name, LONGEST_NAME) for name in names.values())
-    for name, count in counts.most_common(1):
-        if count > 1:
-            renamed = [f"'{new}'" for new in distinct_names(names).values() if new.startswith(f"{name} (")]
-            return [
-                f"{count:,} classes have the name '{name}' and remain different classes, such as "
-                f"{' and '.join(renamed[:2])}; to make them one class, give all their boxes the same class number"
-            ]
-    return []
+    if not counts:
+        return []
+    name, count = counts.most_common(1)[0]
+    if count == 1:
+        return []
+    renamed = [f"'{new_name}'" for new_name in distinct_names(names).values() if new_name.startswith(f"{name} (")]
+    return [
+        f"{count:,} classes have the name '{name}' and remain different classes, such as {' and '.join(renamed[:2])}; "
+        "to make them one class, give all their boxes the same class number"
+    ]
