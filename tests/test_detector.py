@@ -22,7 +22,7 @@ from yolo_lightning.data.formats.yolo import ORIENTATION
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.input_images import InputImage, from_array
 from yolo_lightning.evaluation.detection_result import DetectionResult
-from yolo_lightning.model import native_probe
+from yolo_lightning.model import conv_backend, native_probe
 from yolo_lightning.model.network_settings import input_record, read_settings
 
 NAMES = ("cat", "dog")
@@ -114,6 +114,17 @@ def test_choice_of_convolutions_is_printed_once_per_process(folder: Path, monkey
     for _ in range(2):
         Detector(folder / "best.ckpt", device="cpu")
     assert [line.endswith("on a CPU") for line in said] == [True]
+
+
+def test_gemm_convolutions_of_a_detector_use_the_verified_kernels_of_a_gpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_folders: list[Path] = []
+    monkeypatch.setattr(conv_backend, "enable_gpu_kernels", cache_folders.append)
+    Detector(folder / "best.ckpt", device="cpu", conv_backend="native")
+    assert not cache_folders
+    Detector(folder / "best.ckpt", device="cpu", conv_backend="gemm")
+    assert [cache.name for cache in cache_folders] == ["kernels"]
 
 
 def test_videos_and_folders_are_read_while_they_are_iterated(folder: Path, detector: Detector) -> None:

@@ -76,6 +76,12 @@ def test_last_source_of_an_option_counts(
     assert read_spec(["fit", *words], environment).given.get(KEY) == value
 
 
+@pytest.mark.parametrize(("words", "images"), [(["recalibrate"], None), (["recalibrate", "--images", "9"], 9)])
+def test_environment_variables_set_no_options_of_tools(words: list[str], images: int | None) -> None:
+    environment = {"YOLO_LIGHTNING_RECALIBRATE__IMAGES": "many", "YOLO_LIGHTNING_RECALIBRATE__CONFIG": "nope.yaml"}
+    assert read_spec(words, environment).given.get("images") == images
+
+
 def test_date_that_does_not_exist_stays_a_text() -> None:
     assert read_spec(["fit", "--finish_by=2026-02-31"], {}).typed == {"finish_by": "2026-02-31"}
 

@@ -124,6 +124,8 @@ WRONG = [
         "nothing to resume: no run folder none or none-<n> contains a checkpoint",
     ),
     ("predict pictures/a.png --output w.pt", "output must be a new folder, got 'w.pt'"),
+    ("predict pointer/a.png", "no file can be read: pointer/a.png (not an image that can be decoded (43 bytes)"),
+    ("predict empty.mp4", "no file can be read: empty.mp4 (cannot be opened as a video: it is empty)"),
 ]
 
 
@@ -133,6 +135,7 @@ def test_wrong_values_and_missing_files_are_refused(
 ) -> None:
     Path("wrong.yaml").write_text("model: {recipe: {lr0: -1}}\n")
     Path("w.pt").write_text("PK")
+    Path("empty.mp4").touch()
     Path("half.pt").write_bytes(b"PK\x03\x04" + bytes(99))
     write_one_image(Path("labels"), "9 .5 .5 .2 .2\n")
     write_one_image(Path("one"), "0 .5 .5 .2 .2\n")
@@ -217,6 +220,8 @@ def test_missing_data_and_large_batches_are_answered_without_torch(words: list[s
 def test_tools_refuse_wrong_files_and_values_without_torch(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "best.ckpt").touch()
+    (tmp_path / "run" / "a.png").write_text("text")
+    (tmp_path / "run" / "a.mp4").touch()
     lines = [
         *("report nope", "report run nope", "report run --output a.txt"),
         *("export nope", "export --checkpoint nope.ckpt", "average nope", "average run", "average run --last 1"),
@@ -227,6 +232,7 @@ def test_tools_refuse_wrong_files_and_values_without_torch(tmp_path: Path) -> No
         *("recalibrate nope", "recalibrate --images 1", "recalibrate --device tpu", "recalibrate --output a.pt"),
         "benchmark gpu out --device 0",
         *("predict nope.jpg", "predict run --run run", "predict *.nope", "predict nope.jpg --score_threshold 2"),
+        *("predict run/a.png", "predict run/a.mp4"),
     ]
     command = [sys.executable, "-c", TOOLS_WITHOUT_TORCH, *lines]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -15,6 +15,7 @@ from yolo_lightning.checkpoints.resume import check_resumable
 from yolo_lightning.cli import main
 from yolo_lightning.commands import recalibrate as recalibration
 from yolo_lightning.commands.half_scores import Comparison
+from yolo_lightning.data.batch import Batch
 from yolo_lightning.evaluation.drift import RankingScores
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Phase
@@ -54,6 +55,20 @@ def test_file_has_new_statistics_and_cannot_be_resumed(
     assert changed == {"running_mean", "running_var"}
     with pytest.raises(ValueError, match="has no optimizer_states, loops, callbacks and cannot be resumed"):
         check_resumable(torch.load(target, weights_only=True), target)
+
+
+def test_frames_without_a_variance_are_not_counted(
+    recalibrate: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readable_positions = Batch.readable_positions
+    batches: list[Batch] = []
+
+    def one_frame_first(batch: Batch) -> list[int]:
+        batches.append(batch)
+        return readable_positions(batch)[: 1 if batch is batches[0] else None]
+
+    monkeypatch.setattr(Batch, "readable_positions", one_frame_first)
+    assert recalibrate("--images", "8", "--data.image_size", "32")["images"] == 4
 
 
 def test_each_step_has_its_phase_timeout(

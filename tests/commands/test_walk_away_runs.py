@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -144,7 +145,8 @@ def test_detached_run_continues_after_a_log_out_until_it_is_stopped(configuratio
 
 def test_detached_fit_that_cannot_start_returns_its_error(configuration: Path, tmp_path: Path) -> None:
     weights = tmp_path / "weights.ckpt"
-    weights.write_bytes(b"PK, and nothing that can be loaded")  # found by torch, in the trainer
+    with zipfile.ZipFile(weights, "w") as archive:  # an archive of torch.save, whose content only torch can read
+        archive.writestr("weights/data.pkl", "nothing that can be loaded")
     words = ["fit", "--config", str(configuration), f"--trainer.default_root_dir={tmp_path / 'run'}", "--detach"]
     done = subprocess.run(
         [*PROGRAM, *words, f"--model.weights={weights}"], env=ENVIRONMENT, capture_output=True, text=True, check=False

@@ -270,15 +270,19 @@ def _fewest_processes(options: Mapping[str, Any]) -> int:
 
 
 def _check_pictures(words: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Raise a UserError for pictures or weights that do not exist."""
+    """Raise a UserError for pictures or weights that do not exist, and for a single file that cannot be read.
+
+    Of several files, those that can be read are predicted, see `predict`.
+    """
     from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate, weights_file
     from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
-    from yolo_lightning.data.input_images import files_of
+    from yolo_lightning.data.input_images import check_readable, files_of
 
     sources = [*takewhile(lambda word: not word.startswith("--"), words)]
     refuse_runs(sources)
-    for source in sources:
-        files_of(source)
+    files = [file for source in sources for file in files_of(source)[0]]
+    if len(files) == 1:
+        check_readable(files[0])
     if options.get("output") is not None:
         check_output_folder(options["output"])
     weights = options.get("weights")

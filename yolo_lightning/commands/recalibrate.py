@@ -104,8 +104,7 @@ def apply(
     data.setup("validate")
     usual = FoldedGraph(graph, one_to_one=settings.detections.one_to_one, with_loss=False)
     used = [0]
-    inputs = _training_inputs(data, images, device, used)
-    if not recompute_statistics(graph, (batch for batch in inputs if not has_single_values(batch, stride))):
+    if not recompute_statistics(graph, _training_inputs(data, images, device, stride, used)):
         raise UserError(f"{file}: the network has no batch normalization with running statistics")
     tensors = graph.state_dict()
     statistics = {f"{PREFIX}{name}": tensors[name].cpu() for name in tensors if name.endswith(STATISTICS)}
@@ -119,11 +118,13 @@ def apply(
     return content | {RECALIBRATED: {"from": file.name, "images": used[0]}}, scores
 
 
-def _training_inputs(data: DetectionDataModule, images: int, device: torch.device, used: list[int]) -> Iterator[Tensor]:
+def _training_inputs(
+    data: DetectionDataModule, images: int, device: torch.device, stride: int, used: list[int]
+) -> Iterator[Tensor]:
     """Yield inputs of the network from random training frames; add the number of frames to `used[0]`.
 
     Neighbouring frames are near duplicates, so that frames are drawn from the whole split, by `data.seed`. Frames that
-    cannot be read and an incomplete last batch are left out.
+    cannot be read, an incomplete last batch and batches without a variance in the deepest layers are left out.
     """
     frames = data.open("train")
     chosen = np.random.default_rng(data.seed).permutation(len(frames))[:images].tolist()
@@ -138,9 +139,12 @@ def _training_inputs(data: DetectionDataModule, images: int, device: torch.devic
             heartbeat.enter(Phase.VALIDATE)
             advance(len(batch))
             readable = batch.readable_positions()
-            if readable:
-                used[0] += len(readable)
-                yield network_input(batch.images[readable].to(device, non_blocking=True))
+            if not readable:
+                continue
+            inputs = network_input(batch.images[readable].to(device, non_blocking=True))
+            if not has_single_values(inputs, stride):
+                used[0] += len(inputs)
+                yield inputs
 
 
 def judged(

@@ -11,7 +11,7 @@ import numpy as np
 
 from yolo_lightning.data.array_types import AnyArray, Float32Array, UInt8Array
 from yolo_lightning.data.left_out_files import counted, files_left_out, suffix
-from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, decode_frame
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits, unread_parts
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.pixel_range import PixelRange
@@ -162,6 +162,19 @@ def read_pictures(path: Path, ranges: PixelRange | None = None) -> Iterator[Inpu
 
     for number, (pixels, time_s) in enumerate(read_frames(path)):
         yield InputImage(path, number, pixels, time_s=time_s)
+
+
+def check_readable(path: Path) -> None:
+    """Raise a UserError if an image, or the first frame of a video, cannot be read.
+
+    Images with 16 bits are accepted, because weights can record the range of their pixel values.
+    """
+    images = read_pictures(path)
+    try:
+        with suppress(BitDepthError):
+            next(images)
+    except (FrameError, OSError, ValueError) as error:
+        raise UserError(f"no file can be read: {path} ({str(error).removeprefix(f'{path}: ')})") from error
 
 
 def _decode_picture(content: bytes, path: Path, ranges: PixelRange | None) -> tuple[UInt8Array, Float32Array | None]:

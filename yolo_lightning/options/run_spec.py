@@ -188,6 +188,8 @@ class RunSpec:
 def read_spec(words: Sequence[str], environment: Mapping[str, str]) -> RunSpec:
     """Return a command line, from the command on, with the options of its configuration files and of the environment.
 
+    Environment variables set options of fit, validate, test and predict only.
+
     Raises:
         UserError: If a configuration file cannot be read.
     """
@@ -202,7 +204,7 @@ def read_spec(words: Sequence[str], environment: Mapping[str, str]) -> RunSpec:
         files = [*recorded_files, *files]
         recorded = [setting._replace(source=spec_file) for setting in named_values(recorded_words)]
         environment = {}  # its options are recorded
-    variables = _variables(spec.name, environment)
+    variables = {} if spec.is_tool else _variables(spec.name, environment)
     if CONFIG in variables:
         files.insert(0, configuration_file(variables.pop(CONFIG).text))
     configurations = [Setting(CONFIG, read_configuration(file, spec.table.keys), file) for file in files]

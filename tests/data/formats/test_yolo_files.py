@@ -90,6 +90,21 @@ def test_a_list_from_windows_is_named(yolo_set: YoloSet) -> None:
         find(file)
 
 
+def test_labels_that_cannot_be_listed_are_no_backgrounds(yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = yolo_set({"train/a.png": BOX}, train="list.txt")
+    (file.parent / "list.txt").write_text("images/train/a.png\n")
+    listdir = os.listdir
+
+    def listed(folder: str) -> list[str]:
+        if "labels" in str(folder):
+            raise PermissionError(13, "Permission denied", folder)
+        return listdir(folder)
+
+    monkeypatch.setattr(os, "listdir", listed)
+    with pytest.raises(UserError, match=r"folder of labels .*/labels/train cannot be listed: allow it with chmod u\+r"):
+        find(file)
+
+
 def test_links_to_one_image_are_not_divided(yolo_set: YoloSet, tmp_path: Path) -> None:
     file = yolo_set({f"train/{number}.png": BOX for number in range(6)})
     images = file.parent / "images" / "train"

@@ -171,6 +171,14 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sorted(converted(tmp_path / "out")) == ["used_1.png", "used_2.png"]
 
 
+def test_a_csv_file_with_one_side_of_the_images_is_read_with_the_sizes_of_the_files(tmp_path: Path) -> None:
+    write_csv(tmp_path / "source", box_images(["a.png", "b.png"]))
+    rows = "filename,width,class,xmin,ymin,xmax,ymax\na.png,64,car,1,1,9,9\nb.png,64,car,1,1,9,9\n"
+    write_text(tmp_path / "source/annotations.csv", rows)
+    convert(str(tmp_path / "source"), str(tmp_path / "out"))
+    assert sorted(converted(tmp_path / "out")) == ["a.png", "b.png"]
+
+
 def test_objects_marked_as_difficult_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_voc(tmp_path / "source", box_images(["a.png", "b.png"]))
     file = tmp_path / "source/Annotations/a.xml"

@@ -122,6 +122,10 @@ class FolderNames:
     def has(self, folder: str, name: str) -> bool:
         return name in self.of(folder) or (folder in self._closed and os.path.exists(os.path.join(folder, name)))
 
+    def is_closed(self, folder: str) -> bool:
+        """Return whether a folder that has been asked for exists, but must not be listed."""
+        return folder in self._closed and os.path.isdir(folder)
+
     def labels(self, folder: str) -> dict[str, str]:
         """Return the names of the label files in a folder by stem, in all Unicode forms; `.txt` precedes `.TXT`."""
         labels = self._labels.get(folder)
@@ -318,6 +322,8 @@ class SplitLabels:
             folders.append(label_folder(str(real_path(Path(folder)))))
         folders.append(folder)
         filled = [candidate for candidate in dict.fromkeys(folders) if self.folder_names.labels(candidate)]
+        if not filled and self.folder_names.is_closed(self.usual_folder[folder]):
+            raise UserError(f"folder of labels {self.usual_folder[folder]} cannot be listed: allow it with chmod u+r")
         if len(filled) < 2:
             return filled
         by_real_path: dict[str, str] = {}

@@ -32,7 +32,8 @@ class Columns:
         formats = [name for name, columns in BOXES.items() if len(self.positions(columns)) == len(columns)]
         self.box_format = formats[0] if formats and len(self.described) == 2 else ""
         self.box = self.positions(BOXES.get(self.box_format, ()))
-        self.size = [position for position in self.positions(SIZE) if position not in self.box]
+        sizes = [position for position in self.positions(SIZE) if position not in self.box]
+        self.size = sizes if len(sizes) == len(SIZE) else []  # one of both: the image files are asked
 
     def positions(self, columns: Sequence[Sequence[str]]) -> list[int]:
         """Return the position of each column that exists, given its possible names."""
