@@ -23,12 +23,11 @@ def main() -> None:
     from yolo_lightning.commands.resolve import resolve
     from yolo_lightning.commands.user_errors import user_errors
     from yolo_lightning.options.command_names import SUBCOMMANDS, WITHOUT_TORCH
+    from yolo_lightning.supervision.kill import remove_files_of_dead_processes
 
     with requeued(), user_errors():
-        spec = resolve(sys.argv[1:])
-        from yolo_lightning.supervision.kill import remove_files_of_dead_processes
-
         remove_files_of_dead_processes()
+        spec = resolve(sys.argv[1:])
         if spec.command in SUBCOMMANDS:
             request.install()
         try:

@@ -93,6 +93,7 @@ class YOLOCLI(LightningCLI):
 
     _run: Run  # the plan, which `before_instantiate_classes` carries out
     _logger_runs: LoggerRuns | None = None  # of a fit
+    _refusal: UserError | None = None  # the first one of the constructor of a callback or logger
     _ranks: RankStore | None = None  # of torchrun; the first rank holds the store
 
     def __init__(self, *positional: Any, **named: Any) -> None:
@@ -120,7 +121,8 @@ class YOLOCLI(LightningCLI):
             **SWITCH,
             help="Open `--model.weights` even if it contains arbitrary pickled code.",
         )
-        parser.add_instantiator(self._logger, Logger)
+        parser.add_instantiator(self._create, Callback)
+        parser.add_instantiator(self._create, Logger)
         parser.link_arguments("allow_pickle", "model.allow_pickle")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=seed_of)
         for name in sorted(FROM_DATA):
@@ -169,23 +171,27 @@ class YOLOCLI(LightningCLI):
             message = missing_package(str(error))
             if message is not None:
                 raise UserError(message) from error
-            cause = error.__cause__ or error
-            for frame, _ in walk_tb(cause.__traceback__):
-                places = {"__init__": frame.f_locals, "call": frame.f_locals.get("values")}  # of `checked_arguments`
-                kind = type((places.get(frame.f_code.co_name) or {}).get("self"))
-                # Another error of a class of this package is a mistake of the package.
-                is_refusal = isinstance(cause, UserError) or not is_of_package(kind.__module__)
-                if is_refusal and issubclass(kind, Callback | Logger):
-                    option = "callbacks" if issubclass(kind, Callback) else "logger"
-                    problem = one_line(str(cause)).removeprefix(f"{kind.__name__}.")
-                    raise UserError(f"trainer.{option}: {kind.__name__}: {problem}") from error
+            if self._refusal is not None:
+                raise self._refusal from error
             raise
 
-    def _logger(self, logger_class: type[Logger], **options: Any) -> Logger:
-        """Return a logger of the configuration; that of a fit continues the run of an earlier process."""
-        if self._logger_runs is None:
-            return logger_class(**options)
-        return self._logger_runs.create(logger_class, **options)
+    def _create(self, kind: type[Callback | Logger], **options: Any) -> Callback | Logger:
+        """Return a callback or a logger of the configuration, and record the error of its constructor.
+
+        A logger of a fit continues the run of an earlier process.
+        """
+        try:
+            if issubclass(kind, Logger) and self._logger_runs is not None:
+                return self._logger_runs.create(kind, **options)
+            return kind(**options)
+        except Exception as error:
+            # Another error of a class of this package is a mistake of the package.
+            is_refusal = isinstance(error, UserError) or not is_of_package(kind.__module__)
+            if is_refusal and self._refusal is None:
+                option = "callbacks" if issubclass(kind, Callback) else "logger"
+                problem = one_line(str(error)).removeprefix(f"{kind.__name__}.")
+                self._refusal = UserError(f"trainer.{option}: {kind.__name__}: {problem}")
+            raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the TensorBoard logger, atomic checkpoints and the default callbacks."""

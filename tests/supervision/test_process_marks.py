@@ -78,6 +78,15 @@ def test_files_of_a_killed_group_are_removed_by_their_user(marked: Marked, monke
     assert not marked.folder.exists()
 
 
+def test_a_command_that_is_refused_removes_files_of_killed_processes(marked: Marked, tmp_path: Path) -> None:
+    marked.kill_group()
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "yolo_lightning", "fit", "--nonsense", "1"]
+    assert subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 2
+    assert not marked.semaphore.exists()
+    assert not marked.folder.exists()
+
+
 def test_files_of_a_living_process_stay_until_it_ends(marked: Marked) -> None:
     remove_files_of_dead_processes()
     assert marked.semaphore.exists()
