@@ -124,6 +124,8 @@ WRONG = [
         "nothing to resume: no run folder none or none-<n> contains a checkpoint",
     ),
     ("predict pictures/a.png --output w.pt", "output must be a new folder, got 'w.pt'"),
+    ("predict pictures/a.png --weights wrong.yaml", "weights must be a .pt or .ckpt file of weights, which torch.save"),
+    ("predict pictures/a.png --weights pictures/a.png", "it begins with the bytes 89 50 4e 47 0d 0a 1a 0a"),
     ("predict pointer/a.png", "no file can be read: pointer/a.png (not an image that can be decoded (43 bytes)"),
     ("predict empty.mp4", "no file can be read: empty.mp4 (cannot be opened as a video: it is empty)"),
 ]

@@ -201,12 +201,16 @@ def _check_model(options: Mapping[str, Any]) -> None:
         if "model.variant" in options:
             description_of(options["model.variant"])
         return
-    file = existing_weights(weights)
+    _check_weights("model.weights", existing_weights(weights))
+
+
+def _check_weights(key: str, file: Path) -> None:
+    """Raise a UserError for a file that torch.save has not written."""
     try:
         check_archive(file)
     except UserError as error:
         accepted = "a .pt or .ckpt file of weights, which torch.save has written"
-        raise UserError(f"model.weights must be {accepted}, got {weights}: {error}") from error
+        raise UserError(f"{key} must be {accepted}, got {file}: {error}") from error
 
 
 def check_data(
@@ -289,7 +293,7 @@ def _check_pictures(words: Sequence[str], options: Mapping[str, Any]) -> None:
     if weights is None:
         checkpoint_to_evaluate(user_path(options.get("run", DEFAULT_RUN)))
     else:
-        weights_file(weights)
+        _check_weights("weights", weights_file(weights))
 
 
 def _checked_checkpoint(command: str, options: Mapping[str, Any]) -> Path | None:

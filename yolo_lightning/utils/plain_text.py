@@ -5,6 +5,7 @@ spreadsheet runs a cell that begins with `=`. Standard library only.
 """
 
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Mapping, Sequence
 
 ZIP_START = b"PK"
@@ -19,6 +20,7 @@ WRONG_KINDS = {
 }
 """What a file is that begins with one of these bytes in lower case, and what to do."""
 
+SHOWN_BYTES = 8  # of a file that is not text
 SHOWN_CHARACTERS = 40  # of the text before a byte that is not UTF-8
 
 UNSAFE = re.compile(
@@ -79,7 +81,11 @@ def first_look(content: bytes) -> str:
     head = _head(content)
     if not head:
         return "is empty"
-    return f"begins with '{one_line(head.decode(errors='replace'))}'"
+    try:
+        text = getincrementaldecoder("utf-8")().decode(head)  # the last character can be cut
+    except UnicodeDecodeError:
+        return f"begins with the bytes {head[:SHOWN_BYTES].hex(' ')}"
+    return f"begins with '{one_line(text)}'"
 
 
 def _wrong_kind(content: bytes) -> str:
