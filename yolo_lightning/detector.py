@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.checkpoints.resume import weights_file
-from yolo_lightning.conv import DEFAULT_PLAN
 from yolo_lightning.data.array_types import UInt8Array, UInt16Array
 from yolo_lightning.data.batch import Prediction, Sample, collate, without_equal_boxes
 from yolo_lightning.data.boxes import Letterbox
@@ -28,7 +27,7 @@ from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.detection_result import DetectionResult
-from yolo_lightning.model.conv_backend import make_plan
+from yolo_lightning.model.conv_backend import plan_of_backend
 from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings
 from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
 from yolo_lightning.model.layers import FoldedGraph, arrange
@@ -336,5 +335,5 @@ def arranged_network(file: Path, device: torch.device, convolution: Convolution,
         raise UserError(f"weights {file} must be of a network for detection ({' or '.join(HEADS)}), got {head}")
     graph.to(device).requires_grad_(False)
     settings = choose_convolution(device, ConvolutionSettings(backend=convolution))
-    plan = make_plan(settings) if settings.backend == "gemm" else DEFAULT_PLAN
+    plan = plan_of_backend(settings.backend, settings)
     return arrange(graph, settings.backend, plan=plan, memory_format=settings.memory_format)

@@ -11,7 +11,7 @@ import numpy as np
 
 from yolo_lightning.data.array_types import AnyArray, Float32Array, UInt8Array
 from yolo_lightning.data.left_out_files import counted, files_left_out, suffix
-from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, decode_frame
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, decode_frame, reason_of
 from yolo_lightning.data.storage.image_header import FrameLimits, unread_parts
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.pixel_range import PixelRange
@@ -174,7 +174,7 @@ def check_readable(path: Path) -> None:
         with suppress(BitDepthError):
             next(images)
     except (FrameError, OSError, ValueError) as error:
-        raise UserError(f"no file can be read: {path} ({str(error).removeprefix(f'{path}: ')})") from error
+        raise UserError(f"no file can be read: {path} ({reason_of(error, str(path))})") from error
 
 
 def _decode_picture(content: bytes, path: Path, ranges: PixelRange | None) -> tuple[UInt8Array, Float32Array | None]:

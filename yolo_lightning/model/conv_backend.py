@@ -1,8 +1,15 @@
 """Plan of the convolutions of a graph."""
 
 from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, Plan, enable_gpu_kernels
-from yolo_lightning.model.convolution_settings import ConvolutionSettings
+from yolo_lightning.model.convolution_settings import Convolution, ConvolutionSettings
 from yolo_lightning.utils.files import cache_folder
+
+
+def plan_of_backend(backend: Convolution, settings: ConvolutionSettings) -> Plan:
+    """Return the plan of layers that are arranged for a backend; native layers need none and enable no kernels."""
+    if backend == "gemm":
+        return make_plan(settings)
+    return DEFAULT_PLAN
 
 
 def make_plan(settings: ConvolutionSettings) -> Plan:

@@ -22,9 +22,9 @@ from jsonargparse import auto_cli
 from torch import Tensor, nn
 
 from yolo_lightning.conv.algorithms.problem import looks_channels_last, memory_format_of
-from yolo_lightning.conv.plan import DEFAULT_PLAN, run_seconds
+from yolo_lightning.conv.plan import run_seconds
 from yolo_lightning.errors import log_unexpected
-from yolo_lightning.model.conv_backend import make_plan
+from yolo_lightning.model.conv_backend import plan_of_backend
 from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.layers import arrange
 from yolo_lightning.utils.announced_operations import announce
@@ -100,7 +100,7 @@ def probed_layers() -> nn.Sequential:
 def arranged(backend: Literal["native", "gemm"], device: torch.device, settings: ConvolutionSettings) -> nn.Sequential:
     """Return the blocks of `CASES` on a device, arranged as `YOLOModule` arranges its graph."""
     layers = probed_layers()
-    plan = make_plan(settings) if backend == "gemm" else DEFAULT_PLAN
+    plan = plan_of_backend(backend, settings)
     arrange(layers, backend, settings.activation_checkpointing, plan, settings.memory_format)
     return layers.to(device)
 

@@ -19,7 +19,7 @@ from yolo_lightning.data.formats.frame_checks import refuse_other_depth
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.input_clips import ClipReader
 from yolo_lightning.data.input_images import InputImage, absolute, find_files, image_count
-from yolo_lightning.data.storage.frames import BitDepthError, FrameError
+from yolo_lightning.data.storage.frames import BitDepthError, FrameError, reason_of
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.detector import Detector
 from yolo_lightning.errors import UserError
@@ -163,4 +163,4 @@ def _pictures_of(
 
 def reasons(unreadable: Mapping[str, Exception]) -> dict[str, str]:
     """Return the reason for each unreadable file, without the file name that the message starts with."""
-    return {name: str(error).removeprefix(f"{name}: ") for name, error in unreadable.items()}
+    return {name: reason_of(error, name) for name, error in unreadable.items()}

@@ -33,7 +33,7 @@ class Columns:
         self.box_format = formats[0] if formats and len(self.described) == 2 else ""
         self.box = self.positions(BOXES.get(self.box_format, ()))
         sizes = [position for position in self.positions(SIZE) if position not in self.box]
-        self.size = sizes if len(sizes) == len(SIZE) else []  # one of both: the image files are asked
+        self.size = sizes if len(sizes) == len(SIZE) else []  # else sizes are read from the image files
 
     def positions(self, columns: Sequence[Sequence[str]]) -> list[int]:
         """Return the position of each column that exists, given its possible names."""

@@ -37,6 +37,11 @@ def file_of(problem: str) -> str:
     return problem.partition(": ")[0]
 
 
+def reason_of(error: Exception, name: str) -> str:
+    """Return the message of an error about a file without the file name that a `FrameError` begins with."""
+    return str(error).removeprefix(f"{name}: ")
+
+
 class FrameError(Exception):
     """A frame that cannot be used; the message is `<file name>: <reason>`."""
 

@@ -17,7 +17,7 @@ import numpy as np
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import encode
 from yolo_lightning.data.index.sampled_names import sampled_positions
-from yolo_lightning.data.storage.frames import Frame, FrameError
+from yolo_lightning.data.storage.frames import Frame, FrameError, reason_of
 from yolo_lightning.data.storage.packed_frames import (
     FORMAT_OF_BITS,
     FRAME,
@@ -79,7 +79,7 @@ def write_shard(
             try:
                 frame = _stored(storage.read(name))
             except FrameError as error:
-                damaged[name] = str(error).removeprefix(f"{name}: ")
+                damaged[name] = reason_of(error, name)
                 continue
             file.write(frame.data)
             size += frame.nbytes
