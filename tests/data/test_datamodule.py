@@ -259,12 +259,32 @@ def test_test_scores_the_validation_file_unless_told_otherwise(make: Make) -> No
     assert len(datamodule.index("test")) == 8
 
 
-@pytest.mark.parametrize(("max_epochs", "close", "mosaic_epochs"), [(30, 10, 20), (5, 10, 0), (-1, 10, 0), (12, 0, 12)])
-def test_mosaic_closes_before_the_last_epochs(make: Make, max_epochs: int, close: int, mosaic_epochs: int) -> None:
+@pytest.mark.parametrize(
+    ("max_epochs", "close", "mosaic_epochs"),
+    [
+        *((30, 10, 20), (5, 10, 0), (-1, 10, 0), (12, 0, 12)),
+        *((200, "auto", 190), (100, "auto", 90), (30, "auto", 27), (11, "auto", 9), (3, "auto", 2), (1, "auto", 0)),
+        (-1, "auto", 0),
+    ],
+)
+def test_mosaic_closes_before_the_last_epochs(make: Make, max_epochs: int, close: Any, mosaic_epochs: int) -> None:
     trainer = cpu_trainer(max_epochs=max_epochs)
     loader = make(trainer=trainer, augmentation=Augmentation(close_mosaic_epochs=close)).train_dataloader()
     assert loader.mosaic_epochs is not None
     assert loader.mosaic_epochs() == mosaic_epochs
+
+
+def test_automatic_number_of_epochs_without_mosaic_is_printed_and_follows_the_trainer(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = cpu_trainer(max_epochs=30)
+    augmentation = Augmentation(close_mosaic_epochs="auto")
+    with caplog.at_level(logging.INFO):
+        loader = make(trainer=trainer, augmentation=augmentation).train_dataloader()
+    assert "data.augmentation.close_mosaic_epochs auto: 3, for 30 epochs" in caplog.messages
+    trainer.fit_loop.max_epochs = 60  # as `FinishBy` sets it
+    assert loader.mosaic_epochs is not None
+    assert loader.mosaic_epochs() == 54
 
 
 def test_training_loader_knows_the_limit_of_the_trainer(make: Make) -> None:

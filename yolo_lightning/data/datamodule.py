@@ -328,6 +328,10 @@ class DetectionDataModule(LightningDataModule):
         arguments = self._loader_arguments(self.loader, persistent=True)
         cached = f"image cache of {frames.cache.max_frames:,} frames per process"
         rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}, {cached}")
+        if trainer is not None and self.augmentation.close_mosaic_epochs == AUTO:
+            epochs = trainer.max_epochs or 0
+            without_mosaic = self.augmentation.epochs_without_mosaic(epochs)
+            rank_zero_info(f"data.augmentation.close_mosaic_epochs auto: {without_mosaic}, for {epochs} epochs")
         dataset = TrainingDataset(frames, self.image_size, self.augmentation, self.seed)
         self._datasets["train"] = dataset
         return ResumableLoader(
@@ -343,7 +347,8 @@ class DetectionDataModule(LightningDataModule):
     def _mosaic_epochs(self) -> int:
         if self.trainer is None:
             return sys.maxsize
-        return max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
+        epochs = self.trainer.max_epochs or 0
+        return max(0, epochs - self.augmentation.epochs_without_mosaic(epochs))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fingerprint of the training data, the size of the input and the batch size for a checkpoint."""

@@ -49,5 +49,5 @@ def test_setting_of_box_paste_out_of_range_is_refused(name: str, value: Any, all
 
 
 def test_negative_epochs_are_refused() -> None:
-    with pytest.raises(ValueError, match="close_mosaic_epochs must be >= 0, got -1"):
+    with pytest.raises(ValueError, match="close_mosaic_epochs must be >= 0 or auto, got -1"):
         Augmentation(close_mosaic_epochs=-1)

@@ -1,16 +1,17 @@
 """Settings of the training augmentation, and the transforms of albumentations that they name."""
 
 import json
+import math
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.choices import settings_group
+from yolo_lightning.utils.choices import AUTO, settings_group
 from yolo_lightning.utils.offline import offline
 
 Image = npt.NDArray[np.uint8 | np.float32]
@@ -34,6 +35,9 @@ SHARES = (
     "hsv_value",
 )
 """Settings from 0 to 1."""
+
+CLOSE_MOSAIC_EPOCHS = 10  # Ultralytics' default
+CLOSE_MOSAIC_SHARE = 0.1  # of a shorter training than 100 epochs
 
 
 @settings_group("data.augmentation.paste", probability=">= 0, <= 1", count=">= 1")
@@ -86,7 +90,8 @@ class Augmentation:
 
     Attributes:
         mosaic: Fraction of samples composed of four frames, 0 to 1.
-        close_mosaic_epochs: Number of epochs at the end of training without mosaic, mixup and box paste.
+        close_mosaic_epochs: Number of epochs at the end of training without mosaic, mixup and box paste, >= 0. `auto`:
+            10, but at most a tenth of the training, rounded up.
         mixup: Fraction of samples blended with a second sample of other frames, 0 to 1. Both samples consist of mosaic
             and affine map; the ratio is drawn from Beta(32, 32), and the result has the boxes of both, as in
             Ultralytics. Doubles the time per such sample.
@@ -121,7 +126,7 @@ class Augmentation:
     """
 
     mosaic: float = 1.0
-    close_mosaic_epochs: int = 10
+    close_mosaic_epochs: int | Literal["auto"] = CLOSE_MOSAIC_EPOCHS
     mixup: float = 0.0
     paste: BoxPaste = BoxPaste()
     degrees: float = 0.0
@@ -149,6 +154,12 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.pixel_transforms:
             _build_pipeline(json.dumps(self.pixel_transforms))
+
+    def epochs_without_mosaic(self, epochs: int) -> int:
+        """Return the number of epochs without mosaic at the end of a training of `epochs` epochs."""
+        if self.close_mosaic_epochs == AUTO:
+            return min(CLOSE_MOSAIC_EPOCHS, math.ceil(epochs * CLOSE_MOSAIC_SHARE))
+        return self.close_mosaic_epochs
 
 
 def apply_pixel_transforms(
