@@ -12,7 +12,7 @@ from yolo_lightning.supervision.program_growth import FILES_OF_SUPERVISOR, Progr
 def grows(growth: ProgramGrowth, disk: Helper) -> bool:
     """Return whether a growth is noticed after the disk has been read once more."""
     has_grown = growth.has_grown()
-    disk.wait(disk.begin(os.getpid), 10.0)
+    assert disk.wait(disk.begin(os.getpid), 60.0)
     return growth.has_grown() or has_grown
 
 
