@@ -37,7 +37,6 @@ SHARES = (
 """Settings from 0 to 1."""
 
 CLOSE_MOSAIC_EPOCHS = 10  # Ultralytics' default
-CLOSE_MOSAIC_SHARE = 0.1  # of a shorter training than 100 epochs
 
 
 @settings_group("data.augmentation.paste", probability=">= 0, <= 1", count=">= 1")
@@ -158,7 +157,7 @@ class Augmentation:
     def epochs_without_mosaic(self, epochs: int) -> int:
         """Return the number of epochs without mosaic at the end of a training of `epochs` epochs."""
         if self.close_mosaic_epochs == AUTO:
-            return min(CLOSE_MOSAIC_EPOCHS, math.ceil(epochs * CLOSE_MOSAIC_SHARE))
+            return min(CLOSE_MOSAIC_EPOCHS, math.ceil(epochs / 10))
         return self.close_mosaic_epochs
 
 
