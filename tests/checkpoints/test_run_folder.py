@@ -1,4 +1,5 @@
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,13 @@ def test_fresh_runs_are_numbered_and_never_overwrite(tmp_path: Path) -> None:
     run_folder.prepare(tmp_path / "yolo-5")
     assert [path.name for path in (tmp_path / "yolo-5").iterdir()] == ["checkpoints"]
     assert run_folder.fresh_run(tmp_path / "yolo") == tmp_path / "yolo-5", "a folder without a checkpoint"
+
+
+def test_ranks_with_equal_process_ids_check_one_folder_at_once(tmp_path: Path) -> None:
+    """As in two containers with a shared disk; here the ranks are threads."""
+    with ThreadPoolExecutor(8) as ranks:
+        list(ranks.map(lambda _: run_folder.prepare(tmp_path / "run"), range(2000)))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
 
 
 def test_runs_are_listed_by_number_and_by_the_start_of_the_last_fit_whatever_the_clock_said(tmp_path: Path) -> None:

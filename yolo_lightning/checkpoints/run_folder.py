@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from yolo_lightning.checkpoints.checkpoint_file import contains_only_weights, find_damage, steps_trained
 from yolo_lightning.checkpoints.remote_folder import RemoteFolder, is_address, local_path
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.addresses import redacted
-from yolo_lightning.utils.files import DISK_FULL, first_free, replacing, write_json
+from yolo_lightning.utils.files import DISK_FULL, first_free, replacing, temporary_prefix, write_json
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.plain_text import UNSAFE
@@ -67,9 +68,9 @@ def prepare(folder: Path) -> None:
     _check_name(folder)
     try:
         (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{os.getpid()}"
-        probe.write_text("")
-        probe.unlink()
+        # A unique name: all ranks check the folder at once, and ranks in two containers can have the same process id.
+        with TemporaryFile(dir=folder, prefix=temporary_prefix()):
+            pass
     except OSError as error:
         if error.errno in DISK_FULL:
             raise

@@ -9,7 +9,6 @@ Compiled kernels are stored on disk per architecture, source text and torch vers
 
 import ctypes
 import hashlib
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import torch
 
@@ -301,7 +301,8 @@ class RuntimeCompiled:
 
 def _store(file: Path, code: bytes) -> None:
     """Write a file atomically; a folder that cannot be written only costs the time of the next compilation."""
-    temporary = file.with_suffix(f".{os.getpid()}.new")
+    # Processes of two containers that share the cache folder can have the same process id.
+    temporary = file.with_suffix(f".{uuid4().hex}.new")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(code)
