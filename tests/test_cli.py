@@ -112,7 +112,7 @@ class TestCheckpointAndFlags:
             run("fit", *words, "--trainer.max_epochs", "1")
             run("fit", *words, "--trainer.max_epochs", "2", "--resume")
         values = "data.batch_size 8, model.recipe.nominal_batch 8, model.recipe.warmup_epochs 0.1"
-        assert f"auto, for 1 epochs of 2 batches: {values}" in caplog.text
+        assert f"auto, for 1 x 2 batches: {values}" in caplog.text
         assert f"auto, as in the checkpoint: {values}" in caplog.text
 
     def test_the_configuration_of_a_resumed_run_serves_any_subcommand(self, trained: Run) -> None:

@@ -487,7 +487,7 @@ class YOLOModule(LightningModule):
         values = [f"model.recipe.{name} {getattr(recipe, name):g}" for name in names]
         if has_auto_batch_size:
             values.insert(0, f"data.batch_size {batch_size // self.trainer.world_size}")
-        origin = f"for {epochs} epochs of {batches:,} batches"
+        origin = f"for {epochs} x {batches:,} batches"
         if self._saved_recipe:
             origin = "as in the checkpoint"
         rank_zero_info(f"auto, {origin}: {', '.join(values)}")

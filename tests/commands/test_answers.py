@@ -40,6 +40,8 @@ def answered(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]
 ANSWERS = [
     (["monitr", "x"], 2, "unknown command monitr. Did you mean monitor?"),
     (["Trains"], 2, "unknown command Trains. Did you mean fit?"),
+    (["convert", "VOC", "yolo"], 2, "unknown command convert. Did you mean prepare convert?"),
+    (["run"], 2, "run is fit here. Type: python -m yolo_lightning fit"),
     (["fit", "--epochs", "3"], 2, "unknown key epochs. Did you mean --trainer.max_epochs 3?"),
     (["fit", "--imgsz=320"], 2, "unknown key imgsz. Did you mean --data.image_size 320?"),
     (["fit", "--device", "cuda"], 2, "unknown key device. Did you mean --trainer.accelerator gpu?"),

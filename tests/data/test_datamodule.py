@@ -281,7 +281,7 @@ def test_automatic_number_of_epochs_without_mosaic_is_printed_and_follows_the_tr
     augmentation = Augmentation(close_mosaic_epochs="auto")
     with caplog.at_level(logging.INFO):
         loader = make(trainer=trainer, augmentation=augmentation).train_dataloader()
-    assert "data.augmentation.close_mosaic_epochs auto: 3, for 30 epochs" in caplog.messages
+    assert "data.augmentation.close_mosaic_epochs auto: 3 of 30 epochs" in caplog.messages
     trainer.fit_loop.max_epochs = 60  # as `FinishBy` sets it
     assert loader.mosaic_epochs is not None
     assert loader.mosaic_epochs() == 54

@@ -331,7 +331,7 @@ class DetectionDataModule(LightningDataModule):
         if trainer is not None and self.augmentation.close_mosaic_epochs == AUTO:
             epochs = trainer.max_epochs or 0
             without_mosaic = self.augmentation.epochs_without_mosaic(epochs)
-            rank_zero_info(f"data.augmentation.close_mosaic_epochs auto: {without_mosaic}, for {epochs} epochs")
+            rank_zero_info(f"data.augmentation.close_mosaic_epochs auto: {without_mosaic} of {epochs} epochs")
         dataset = TrainingDataset(frames, self.image_size, self.augmentation, self.seed)
         self._datasets["train"] = dataset
         return ResumableLoader(

@@ -16,11 +16,13 @@ from yolo_lightning.options.option_table import (
     NUMBER,
     callbacks_of_package,
     class_names,
+    sections_of,
 )
 from yolo_lightning.utils.run_files import CHECKPOINTS, config_name
 from yolo_lightning.utils.suggestions import did_you_mean, last_part, nearest_key, similar
 
 MODES = {
+    "run": "fit",
     "train": "fit",
     "training": "fit",
     "val": "validate",
@@ -70,7 +72,10 @@ def missing_package(message: str) -> str | None:
 
 
 def unknown_command(typed: str) -> str:
-    meant = [MODES.get(name, name) for name in similar(typed.lower(), [*COMMANDS, *MODES])]
+    name = typed.lower()
+    meant = [f"{command} {name}" for command in COMMANDS if name in sections_of(command)]
+    if name in MODES or not meant:
+        meant = [MODES.get(near, near) for near in similar(name, [*COMMANDS, *MODES])]
     return f"unknown command {typed}{did_you_mean(meant)} The commands are {', '.join(COMMANDS)}."
 
 

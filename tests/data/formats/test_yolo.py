@@ -73,6 +73,12 @@ def test_boxes_are_clipped_to_the_image_and_those_of_no_size_dropped(yolo_set: Y
     assert (split.facts.clipped, split.facts.dropped) == (1, 1)
 
 
+def test_box_that_exceeds_the_image_by_the_rounding_of_its_numbers_does_not_count_as_clipped(yolo_set: YoloSet) -> None:
+    split = read(yolo_set({"train/a.png": "0 0.833333 0.5 0.333335 1\n0 0.83 0.5 0.35 1\n"}))
+    assert split.boxes[:, 2].tolist() == [64, 64]
+    assert split.facts.clipped == 1
+
+
 def test_notes_tell_what_a_user_would_want_to_know(yolo_set: YoloSet) -> None:
     file = yolo_set({"train/a.png": BOX * 3, "train/b.png": None, "train/c.png": BOX}, train=["images/train"] * 2)
     (file.parent / "images" / "train" / "c.png").write_bytes(b"torn")

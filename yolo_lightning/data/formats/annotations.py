@@ -24,6 +24,7 @@ from yolo_lightning.utils.plain_text import one_line
 IMAGE_NUMBER = re.compile(r"(\d{1,18})\D*$")  # Last number in the stem of a file name
 
 MINIMUM_BOX_SIDE = 1e-3  # Pixels. A box with a shorter side after clipping is dropped.
+CLIPPED_BY = 0.01  # Pixels. A box that exceeds its frame by less was rounded when it was written.
 LONGEST_NAME = 200  # Characters of a class name
 
 
@@ -102,7 +103,7 @@ def still_images(
     limits = shapes[owner][:, [1, 0, 1, 0]].astype(np.float32)
     clipped = np.clip(boxes, 0, limits)
     keep = (clipped[:, 2:] - clipped[:, :2] >= MINIMUM_BOX_SIDE).all(axis=1)
-    changed = (clipped != boxes).any(axis=1) & keep
+    exceeds = (np.abs(clipped - boxes) > CLIPPED_BY).any(axis=1) & keep
     kept = np.flatnonzero(keep)
     kept = kept[np.argsort(owner[kept], kind="stable")]
     if not keep.all():
@@ -126,7 +127,7 @@ def still_images(
             tuple(distinct_names(classes).values()),
             tuple(classes),
             len(kept),
-            int(changed.sum()),
+            int(exceeds.sum()),
             int((~keep).sum()),
             notes=tuple(lines),
             impossible=impossible or suspicious,
