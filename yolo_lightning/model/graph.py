@@ -24,6 +24,10 @@ with offline():
 
 OWN_SETTINGS = "yolo_lightning"  # key of `NetworkSettings`, as plain Python, in a `.pt` file that this package exported
 HEAD_MODULE = "ultralytics.nn.modules.head."  # Module of the last layers of Ultralytics' networks
+FIRST_DISTANCE_SLOPE = 0.4
+"""Decrease of the logits of the distances 0, 1, 2, ... strides between an anchor and a side of its first box: 2 strides
+on average, as in the heads of yolo26."""
+
 MIN_MATCHING = 0.5  # share of tensors from a file of weights below which a warning is printed
 
 
@@ -98,8 +102,28 @@ def build_graph(
 
 @offline()
 def plain_graph(description: dict[str, Any], classes: int, input_channels: int = INPUT_CHANNELS) -> Any:
-    """Return the graph of a description with random weights, as Ultralytics builds it."""
-    return DetectionModel(deepcopy(description) | {"nc": classes}, ch=input_channels, verbose=False)
+    """Return the graph of a description with random weights, as Ultralytics builds it except for the first boxes."""
+    graph = DetectionModel(deepcopy(description) | {"nc": classes}, ch=input_channels, verbose=False)
+    _set_first_boxes(graph)
+    return graph
+
+
+def _set_first_boxes(graph: Any) -> None:
+    """Set the biases of the box layers so that the first predicted boxes are about 4 strides wide and high.
+
+    A box is predicted by distributions of the four distances between an anchor and its sides, 0 to 15 strides. With
+    Ultralytics' equal biases, they are uniform, and the first boxes are 15 strides wide. Their IoU with most objects is
+    near 0, and so are the targets of the classes and the weights of the box losses, until the boxes have shrunk.
+    The head of yolo26, which predicts the distances themselves, begins with 2 strides.
+    """
+    head = graph.model[-1]
+    if head.reg_max == 1:
+        return
+    logits = -FIRST_DISTANCE_SLOPE * torch.arange(head.reg_max)
+    branches = [head.cv2, head.one2one_cv2] if has_one_to_one_branch(graph) else [head.cv2]
+    for branch in branches:
+        for level in branch:
+            level[-1].bias.data = logits.repeat(4)
 
 
 def _set_class_width(graph: Any, width: int, description: dict[str, Any], input_channels: int) -> None:
