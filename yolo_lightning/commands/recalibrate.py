@@ -1,6 +1,7 @@
 """`python -m yolo_lightning recalibrate RUN`: statistics of batch normalization computed anew from training frames."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,8 @@ def apply(
         raise UserError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
     data.setup("validate")
     usual = FoldedGraph(graph, one_to_one=settings.detections.one_to_one, with_loss=False)
-    used = [0]
-    if not recompute_statistics(graph, _training_inputs(data, images, device, stride, used)):
+    inputs = _TrainingInputs(data, images, device, stride)
+    if not recompute_statistics(graph, inputs):
         raise UserError(f"{file}: the network has no batch normalization with running statistics")
     tensors = graph.state_dict()
     statistics = {f"{PREFIX}{name}": tensors[name].cpu() for name in tensors if name.endswith(STATISTICS)}
@@ -115,36 +116,45 @@ def apply(
     content["state_dict"] = state | {name: value.to(state[name].dtype) for name, value in statistics.items()}
     network = FoldedGraph(graph, one_to_one=settings.detections.one_to_one, with_loss=False)
     scores = judged([usual, network], data, settings, len(names), device)
-    return content | {RECALIBRATED: {"from": file.name, "images": used[0]}}, scores
+    return content | {RECALIBRATED: {"from": file.name, "images": inputs.used}}, scores
 
 
-def _training_inputs(
-    data: DetectionDataModule, images: int, device: torch.device, stride: int, used: list[int]
-) -> Iterator[Tensor]:
-    """Yield inputs of the network from random training frames; add the number of frames to `used[0]`.
+@dataclass
+class _TrainingInputs:
+    """Yields inputs of the network from random training frames, in batches.
 
     Neighbouring frames are near duplicates, so that frames are drawn from the whole split, by `data.seed`. Frames that
     cannot be read, an incomplete last batch and batches without a variance in the deepest layers are left out.
     """
-    frames = data.open("train")
-    chosen = np.random.default_rng(data.seed).permutation(len(frames))[:images].tolist()
-    dataset = EvaluationDataset(frames, data.image_size)
-    size = min(data.batch_size, len(chosen))
-    settings = evaluation_settings(data.loader, frames.values() * len(chosen) // len(frames))
-    arguments = loader_arguments(settings, on_gpu=device.type == "cuda", persistent=False)
-    loader = EvaluationLoader(dataset, batch_size=size, sampler=chosen, drop_last=True, collate_fn=collate, **arguments)
-    with counter("calibrated", len(chosen) // size * size) as advance:
-        for batch in loader:
-            batch = data.on_before_batch_transfer(batch, 0)
-            heartbeat.enter(Phase.VALIDATE)
-            advance(len(batch))
-            readable = batch.readable_positions()
-            if not readable:
-                continue
-            inputs = network_input(batch.images[readable].to(device, non_blocking=True))
-            if not has_single_values(inputs, stride):
-                used[0] += len(inputs)
-                yield inputs
+
+    data: DetectionDataModule
+    images: int  # Number of frames to draw
+    device: torch.device
+    stride: int  # Largest stride of the network
+    used: int = 0  # Number of frames in the inputs that were yielded
+
+    def __iter__(self) -> Iterator[Tensor]:
+        frames = self.data.open("train")
+        chosen = np.random.default_rng(self.data.seed).permutation(len(frames))[: self.images].tolist()
+        dataset = EvaluationDataset(frames, self.data.image_size)
+        size = min(self.data.batch_size, len(chosen))
+        settings = evaluation_settings(self.data.loader, frames.values() * len(chosen) // len(frames))
+        arguments = loader_arguments(settings, on_gpu=self.device.type == "cuda", persistent=False)
+        loader = EvaluationLoader(
+            dataset, batch_size=size, sampler=chosen, drop_last=True, collate_fn=collate, **arguments
+        )
+        with counter("calibrated", len(chosen) // size * size) as advance:
+            for batch in loader:
+                batch = self.data.on_before_batch_transfer(batch, 0)
+                heartbeat.enter(Phase.VALIDATE)
+                advance(len(batch))
+                readable = batch.readable_positions()
+                if not readable:
+                    continue
+                inputs = network_input(batch.images[readable].to(self.device, non_blocking=True))
+                if not has_single_values(inputs, self.stride):
+                    self.used += len(inputs)
+                    yield inputs
 
 
 def judged(
