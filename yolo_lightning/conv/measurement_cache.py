@@ -10,7 +10,6 @@ import os
 import platform
 import stat
 import time
-import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from yolo_lightning.conv.algorithms import table
+from yolo_lightning.conv.cache_file import replace_file
 from yolo_lightning.errors import UserError
 
 FORMAT = 2
@@ -50,7 +50,8 @@ def store(file: Path | None, environment: str, measurements: dict[str, Any]) -> 
             with suppress(ValueError):
                 entries = read_entries(file)
             entries[environment] = entries.get(environment, {}) | measurements
-            _replace(file, {"format": FORMAT, "environments": entries})
+            content = {"format": FORMAT, "environments": entries}
+            replace_file(file, json.dumps(content, indent=1).encode())
     except OSError as error:
         warnings.warn(f"conv cache: cannot write {file}, no measurement is stored: {error}", stacklevel=2)
 
@@ -100,18 +101,6 @@ def _locked(file: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _replace(file: Path, content: Any) -> None:
-    """Write a JSON file atomically; `conv` does not import `utils.files`, which does the same."""
-    temporary = file.with_name(f".writing-{uuid.uuid4().hex}-{file.name}.part")
-    try:
-        temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-        # No fsync: a file that a power failure truncates is detected and replaced.
-        os.replace(temporary, file)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def describe_environment(device: torch.device) -> dict[str, str]:

@@ -18,10 +18,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import torch
 
+from yolo_lightning.conv.cache_file import replace_file
 from yolo_lightning.conv.kernels.launcher import THREADS, Grid, Operands, argument_slots
 from yolo_lightning.conv.kernels.verified import BuildError
 
@@ -290,23 +290,12 @@ class RuntimeCompiled:
                     pass  # an incomplete file, or code for another driver: compile again
             code = self._compiler.compile(text, self._architecture)
             self._functions[name] = self._driver.load(code, name, self._index)
-            _store(file, code)
+            with suppress(OSError):  # a folder that cannot be written only costs the time of the next compilation
+                file.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(file, code)
             return self._functions[name]
 
     def _cache_file(self, name: str, text: str) -> Path:
         key = hashlib.sha256("\n".join((torch.__version__, self._architecture, text)).encode()).hexdigest()[:16]
         architecture = self._architecture.replace(":", "_")
         return self._cache_folder / f"yolo_lightning_{architecture}" / f"{name}_{key}.bin"
-
-
-def _store(file: Path, code: bytes) -> None:
-    """Write a file atomically; a folder that cannot be written only costs the time of the next compilation."""
-    # Processes of two containers that share the cache folder can have the same process id.
-    temporary = file.with_suffix(f".{uuid4().hex}.new")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(code)
-        temporary.replace(file)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
