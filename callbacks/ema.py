@@ -18,6 +18,28 @@ def decay_at(updates: int, decay: float, tau: float) -> float:
     return decay * (1 - math.exp(-updates / tau))
 
 
+Place = tuple[dict[str, Any], str]
+"""The parameters or buffers of one module by name, and one of the names."""
+
+
+def places_of_tensors(network: nn.Module) -> list[Place]:
+    """Return the places of all parameters and then of all buffers; a shared tensor has one place.
+
+    Places instead of tensors, because an assignment to a parameter or a buffer replaces the tensor.
+    """
+    modules = list(network.modules())
+    dictionaries: list[dict[str, Any]] = [module._parameters for module in modules]
+    dictionaries += [module._buffers for module in modules]
+    places: list[Place] = []
+    identities: set[int] = set()
+    for tensors in dictionaries:
+        for name, tensor in tensors.items():
+            if tensor is not None and id(tensor) not in identities:
+                identities.add(id(tensor))
+                places.append((tensors, name))
+    return places
+
+
 class RampedAverage(AveragedModel):
     """Copy of a network that `update_parameters` averages with the network's current values.
 
@@ -30,18 +52,29 @@ class RampedAverage(AveragedModel):
         self.decay = decay
         self.tau = tau
         self.n_averaged = torch.tensor(1)
+        self._places_in_average: list[Place] = []
+        self._places_in_model: list[Place] = []
+
+    def forget_places(self) -> None:
+        """Search the modules of both networks again at the next update."""
+        self._places_in_average = []
+        self._places_in_model = []
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
         """Average parameters and floating-point buffers, and copy the other buffers, with one operation per dtype."""
+        if not self._places_in_model:  # a search in each step would take as long as the averaging
+            self._places_in_average = places_of_tensors(self.module)
+            self._places_in_model = places_of_tensors(model)
         averages: dict[torch.dtype, list[Tensor]] = {}
         currents: dict[torch.dtype, list[Tensor]] = {}
-        tensors_of_average = [*self.module.parameters(), *self.module.buffers()]
-        for average, current in zip(tensors_of_average, [*model.parameters(), *model.buffers()], strict=True):
+        tensors_of_average = [tensors[name] for tensors, name in self._places_in_average]
+        tensors_of_model = [tensors[name] for tensors, name in self._places_in_model]
+        for average, current in zip(tensors_of_average, tensors_of_model, strict=True):
             dtype = average.dtype
-            averages.setdefault(dtype, []).append(average.detach())
+            averages.setdefault(dtype, []).append(average)
             # The average was created before the precision plugin cast the network.
-            currents.setdefault(dtype, []).append(current.detach().to(dtype))
+            currents.setdefault(dtype, []).append(current.to(dtype))
         weight = 1 - decay_at(int(self.n_averaged), self.decay, self.tau)
         with during(Activity.DEVICE_WAIT):
             for dtype in averages:
@@ -74,6 +107,11 @@ class EMA(WeightAveraging):
         """Copy the network; the copy counts as one update, so that the first update averages."""
         if stage == "fit":
             self._average_model = RampedAverage(pl_module, self.decay, self.tau)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Search the modules once per epoch: a callback or the module itself may have replaced some."""
+        if isinstance(self._average_model, RampedAverage):
+            self._average_model.forget_places()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_epoch_start(trainer, pl_module)

@@ -1,13 +1,15 @@
 """Profile the training step of `fit` on a CPU: processor time by part of the step, one thread, loader in the process.
 
     python scripts/profile_step.py --repeats 5
+    python scripts/profile_step.py --cases gray-bfloat16 --image_size 256 --batch_size 8 --steps 20 --updates 20
     python scripts/profile_step.py --cases gray-float32 --repeats 1 --operators
 
 A case is the kind of frames (`gray`: 384 x 288, one channel, input 640 x 480; `color`: three channels, input 640 x 640)
-and the precision. The frames are drawn. The cases take turns, each in its own process; all other options are those of
-configs/yolo.yaml. A part consists of functions of the step, without the time of the functions of other parts that they
-call. Measurements are appended to `profile.jsonl` in the work folder, and the table shows all measurements there.
-`--operators` prints the operators of PyTorch's profiler instead, which slows the step.
+and the precision. `--image_size` sets another longer side. The frames are drawn. The cases take turns, each in its own
+process; all other options are those of configs/yolo.yaml. A part consists of functions of the step, without the time of
+the functions of other parts that they call. Measurements are appended to `profile.jsonl` in the work folder, and the
+table shows all measurements there. `--operators` prints the operators of PyTorch's profiler instead, which slows the
+step.
 
 The first 63 steps of a run are those of the first round of the self-check, one convolution each. Its row is not part of
 the total: later steps are checked in 0.1 % of the time.
@@ -15,6 +17,7 @@ the total: later steps are checked in 0.1 % of the time.
 
 import argparse
 import functools
+import gc
 import json
 import os
 import statistics
@@ -42,7 +45,7 @@ from yolo_lightning.training.self_check import SelfCheck
 
 CASES = ("gray-float32", "gray-bfloat16", "color-float32", "color-bfloat16")
 FRAMES = {"gray": (384, 288), "color": (640, 640)}
-IMAGE_SIZES = {"gray": "640", "color": "[640,640]"}
+IMAGE_SIZES = {"gray": "{0}", "color": "[{0},{0}]"}
 CHANNELS = {"gray": 1, "color": 3}
 PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed"}
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "yolo.yaml"
@@ -172,6 +175,7 @@ class StepProfile(Callback):
     def _begin(self, trainer: Trainer, module: Any) -> None:
         if self.file is not None:
             self._wrap_objects(trainer, module)
+        gc.collect()  # 0.4 s, which a training of a few steps may spend in any part
         self.clock.count()
         self.clock.seconds.clear()
         self._began_s = (time.process_time(), time.thread_time())
@@ -210,7 +214,9 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batch_size", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=3, help="measured steps, which contain one optimizer step")
+    parser.add_argument("--image_size", type=int, default=640, help="longer side of the input, pixels")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps")
+    parser.add_argument("--updates", type=int, default=1, help="optimizer steps among the measured steps")
     parser.add_argument("--operators", action="store_true", help="print the operators of PyTorch's profiler")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
@@ -218,7 +224,7 @@ def main() -> None:
     for repeat in range(arguments.repeats):
         for case in arguments.cases:
             log = work / f"{case}-{repeat}.log"
-            train(work, case, arguments.steps, arguments.batch_size, log, operators=arguments.operators)
+            train(work, case, arguments, log)
             if arguments.operators:
                 print(log.read_text())
     if not arguments.operators:
@@ -226,11 +232,13 @@ def main() -> None:
         print(table(list(map(json.loads, lines))))
 
 
-def train(work: Path, case: str, steps: int, batch_size: int, log: Path, *, operators: bool) -> None:
+def train(work: Path, case: str, arguments: argparse.Namespace, log: Path) -> None:
     """Train in a new process, which appends its measurement to the results or prints the operators to the log."""
     from comparison.dataset import Dataset, convert
     from synthetic import draw_dataset
 
+    steps = arguments.steps
+    batch_size = arguments.batch_size
     color, _, dtype = case.partition("-")
     frames = (WARM_STEPS + steps) * batch_size
     width, height = FRAMES[color]
@@ -239,21 +247,21 @@ def train(work: Path, case: str, steps: int, batch_size: int, log: Path, *, oper
     data = convert(
         Dataset.find(drawn, None).module(batch_size, max(width, height)), drawn.with_name(f"{drawn.name}-yolo")
     )
-    arguments = {"case": case, "steps": steps, "file": None if operators else str(work / RESULTS)}
+    profile_arguments = {"case": case, "steps": steps, "file": None if arguments.operators else str(work / RESULTS)}
     settings = {
         "config": CONFIG,
         "data.format": data,
         "data.input.channels": CHANNELS[color],
-        "data.image_size": IMAGE_SIZES[color],
+        "data.image_size": IMAGE_SIZES[color].format(arguments.image_size),
         "data.batch_size": batch_size,
         "data.loader.num_workers": 0,
-        "model.recipe.nominal_batch": steps * batch_size,
+        "model.recipe.nominal_batch": steps * batch_size // arguments.updates,
         "trainer.precision": PRECISIONS[dtype],
         "trainer.default_root_dir": work / "runs" / case,
         "trainer.accelerator": "cpu",
         "trainer.max_epochs": 1,
         "trainer.limit_val_batches": 0,
-        "trainer.callbacks+": json.dumps({"class_path": "profile_step.StepProfile", "init_args": arguments}),
+        "trainer.callbacks+": json.dumps({"class_path": "profile_step.StepProfile", "init_args": profile_arguments}),
         "supervision.enabled": "false",
     }
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]

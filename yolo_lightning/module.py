@@ -373,7 +373,7 @@ class YOLOModule(LightningModule):
                 # A gradient scaler reads from the device whether a gradient has overflowed.
                 enter(Activity.OPTIMIZER if self.trainer.scaler is None else Activity.DEVICE_WAIT)
                 optimizer.step()
-            self._accumulation.reset(self.graph)
+            self._accumulation.reset(self.guarded_step.parameters)
             must_roll_back = self._guard.check_gradient(is_finite, self._steps)
         enter(Activity.NONE)
         if must_roll_back:
@@ -531,7 +531,7 @@ class YOLOModule(LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the summed gradients if a scaler has just unscaled them; else `_clip_gradients` has clipped them."""
         if self.trainer.scaler is not None and self.recipe.clip_norm:
-            clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm)
+            clip_grad_norm_(self.guarded_step.parameters, self.recipe.clip_norm)
 
     def on_fit_start(self) -> None:
         """Raise a UserError if an option of the Trainer is not supported."""
@@ -707,25 +707,25 @@ class YOLOModule(LightningModule):
         if self.trainer.scaler is not None:
             return True
         enter(Activity.DEVICE_WAIT)
-        norm = clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm or math.inf)
+        norm = clip_grad_norm_(self.guarded_step.parameters, self.recipe.clip_norm or math.inf)
         return bool(norm.isfinite())
 
     def _log_step(self, losses: Losses, settings: OptimizerSettings, images: int) -> Tensor:
         """Log without waiting for the device; return the loss per image.
 
-        Lightning would copy a Python number to the device, and read a value with `prog_bar` back, in every step.
-        `RunProgressBar` shows `train/loss`.
+        Lightning would copy a Python number to the device, and read a value with `prog_bar` back, in every step. A
+        tensor on the CPU stays there. `RunProgressBar` shows `train/loss`.
         """
         values = {"train/loss": losses.total / images}
         values |= {f"train/{name}": part for name, part in losses.parts.items()}
         numbers = {"train/skipped": float(self._guard.tally.skipped)}
         numbers |= {f"lr/{group}": rate for group, rate in settings.learning_rates.items()}
-        values |= {name: torch.full((), number, device=self.device) for name, number in numbers.items()}
+        values |= {name: torch.tensor(number) for name, number in numbers.items()}
         self.log_dict(values, batch_size=images)
         return values["train/loss"]
 
     def _roll_back(self) -> None:
-        self._accumulation.reset(self.graph)
+        self._accumulation.reset(self.guarded_step.parameters)
         path = roll_back(self.trainer, self)
         result = "no checkpoint can be restored"
         if path is not None:

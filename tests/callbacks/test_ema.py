@@ -1,11 +1,12 @@
 import math
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.callbacks.tiny_training import (
     AccumulatingModule,
@@ -19,6 +20,7 @@ from tests.callbacks.tiny_training import (
     weights,
 )
 from yolo_lightning.callbacks import EMA, LastCheckpoint
+from yolo_lightning.callbacks.ema import RampedAverage
 
 DECAY, TAU = 0.9, 5.0
 COUNTER = "layers.1.num_batches_tracked"
@@ -95,6 +97,53 @@ def test_training_goes_on_with_the_raw_weights_after_validation(tmp_path: Path) 
     fit(tmp_path, without, epochs=2)
     assert_equal_weights(with_average.after_validation[0], with_average.raw[3])
     assert_equal_weights(with_average.raw[-1], without.raw[-1])
+
+
+class ReassigningModule(TinyModule):
+    """Assigns a buffer and a parameter anew in each step."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        norm: Any = self.layers[1]
+        norm.running_mean = norm.running_mean + 0.5
+        norm.bias = nn.Parameter(norm.bias.detach() + 0.25)
+        return super().training_step(batch, batch_idx)
+
+
+def test_average_follows_tensors_that_are_assigned_anew(tmp_path: Path) -> None:
+    spy = Spy()
+    module = ReassigningModule()
+    fit(tmp_path, EMA(DECAY, TAU), spy, module=module, epochs=2)
+    seen = {name: value.double() for name, value in weights(module).items()}
+    torch.testing.assert_close(seen, spy.average(), rtol=0, atol=1e-6)
+
+
+def test_average_follows_a_module_that_is_replaced_between_epochs(tmp_path: Path) -> None:
+    class Replaces(Callback):
+        def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            layers: Any = pl_module.layers
+            layers[0] = deepcopy(layers[0])
+
+    spy = Spy()
+    module = TinyModule()
+    fit(tmp_path, Replaces(), EMA(DECAY, TAU), spy, module=module, epochs=2)
+    seen = {name: value.double() for name, value in weights(module).items()}
+    torch.testing.assert_close(seen, spy.average(), rtol=0, atol=1e-6)
+
+
+def test_tied_weights_are_averaged_once(tmp_path: Path) -> None:
+    module = TinyModule()
+    module.register_module("tied", nn.ModuleList([module.layers[2]]))
+    module.layers.append(nn.Linear(1, 1))
+    module.tied.append(module.layers[3])
+    average = RampedAverage(module, DECAY, TAU)
+    average.update_parameters(module)
+    with torch.no_grad():
+        module.layers[2].weight.add_(1)
+    before = average.module.layers[2].weight.clone()
+    average.update_parameters(module)
+    kept = DECAY * (1 - math.exp(-2 / TAU))
+    expected = kept * before + (1 - kept) * module.layers[2].weight
+    torch.testing.assert_close(average.module.layers[2].weight, expected)
 
 
 class FailingModule(TinyModule):

@@ -1,7 +1,10 @@
 """Batches, targets and predictions."""
 
+import copy
 import json
+import pickle
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import msgspec
@@ -108,6 +111,23 @@ def test_to_moves_every_tensor_and_keeps_the_rest() -> None:
     assert {tensor.device.type for tensor in (moved.images, moved.boxes, moved.labels, moved.sample_index)} == {"meta"}
     assert moved.image_ids == batch.image_ids
     assert moved.letterboxes == batch.letterboxes
+
+
+def test_worker_sends_only_the_images_in_shared_memory() -> None:
+    batch = collate(three_samples())
+    received = pickle.loads(ForkingPickler.dumps(batch))
+    assert received.images.is_shared()
+    for name in ("boxes", "labels", "sample_index"):
+        assert not getattr(received, name).is_shared()
+        assert not getattr(batch, name).is_shared()
+    for name in batch.__struct_fields__:
+        value, expected = getattr(received, name), getattr(batch, name)
+        assert torch.equal(value, expected) if isinstance(value, torch.Tensor) else value == expected
+
+
+def test_batch_of_another_device_can_be_copied() -> None:
+    batch = collate(three_samples()).to("meta")
+    assert copy.deepcopy(batch).boxes.shape == batch.boxes.shape
 
 
 def test_month_of_a_sample_reaches_its_target() -> None:

@@ -117,6 +117,24 @@ def test_fused_optimizer_is_refused_where_clipping_comes_before_unscaling() -> N
     assert make(Recipe(), scaled=False)
 
 
+def test_loaded_states_have_the_memory_layout_of_the_weights() -> None:
+    def make(layout: torch.memory_format) -> torch.optim.Optimizer:
+        layer = nn.Conv2d(3, 4, 3).to(memory_format=layout)
+        optimizer = make_optimizer(Recipe("AdamW"), parameter_groups(layer, 0.0))
+        for parameter in layer.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        return optimizer
+
+    saved, resumed = make(torch.contiguous_format), make(torch.channels_last)
+    resumed.load_state_dict(saved.state_dict())
+    weights = resumed.param_groups[1]["params"][0]
+    moment = resumed.state[weights]["exp_avg"]
+    assert moment.stride() == weights.stride()
+    assert not moment.is_contiguous()
+    assert torch.equal(moment, saved.state[saved.param_groups[1]["params"][0]]["exp_avg"])
+
+
 def test_schedules_reach_an_optimizer_without_momentum(tmp_path: Path) -> None:
     _, _, steps = train_ours(tmp_path, epochs=2, optimizer=torch.optim.Adagrad, warmup_epochs=1.0)
     _, _, expected = train_ours(tmp_path, epochs=2, warmup_epochs=1.0)

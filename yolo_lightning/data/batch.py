@@ -28,7 +28,7 @@ from yolo_lightning.utils.activity import Activity, during
 IMAGE_FIELDS = ("image_ids", "frame_shapes", "letterboxes", "readable", "months")
 """Tuples of a `Batch` with one value per image; `months` may be empty."""
 
-BOX_FIELDS = ("boxes", "labels")
+BOX_FIELDS = ("boxes", "labels", "sample_index")
 """Tensors of a `Batch` with one value per box."""
 
 
@@ -88,9 +88,27 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         """Return the batch with its tensors in page-locked memory; called by the pinning thread of the DataLoader."""
         return self._map(lambda tensor: tensor.pin_memory())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how the batch is pickled: the images in shared memory in a loader worker, the boxes as bytes.
+
+        The process of the training opens a connection for each tensor in shared memory.
+        """
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        for name in BOX_FIELDS:
+            if fields[name].is_cpu:
+                fields[name] = fields[name].numpy()
+        return _batch_of_fields, (fields,)
+
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        tensors = {name: function(getattr(self, name)) for name in ("images", "sample_index", *BOX_FIELDS)}
+        tensors = {name: function(getattr(self, name)) for name in ("images", *BOX_FIELDS)}
         return msgspec.structs.replace(self, **tensors)
+
+
+def _batch_of_fields(fields: dict[str, Any]) -> Batch:
+    """Return the batch with these fields; those of boxes may be arrays."""
+    for name in BOX_FIELDS:
+        fields[name] = torch.as_tensor(fields[name])
+    return Batch(**fields)
 
 
 class Prediction(msgspec.Struct, frozen=True, eq=False):
@@ -259,11 +277,8 @@ def _slice(batch: Batch, first: int, stop: int) -> Batch:
     parts: dict[str, Any] = {name: getattr(batch, name)[first:stop] for name in ("images", *IMAGE_FIELDS)}
     for name in BOX_FIELDS:
         parts[name] = getattr(batch, name)[is_inside]
-    return Batch(
-        **parts,
-        sample_index=batch.sample_index[is_inside] - first,
-        bad_frames=batch.bad_frames if first == 0 else (),
-    )
+    parts["sample_index"] = parts["sample_index"] - first
+    return Batch(**parts, bad_frames=batch.bad_frames if first == 0 else ())
 
 
 def targets(batch: Batch) -> list[Target]:

@@ -1,6 +1,6 @@
 """Gradients that are summed over several steps, and their part of a checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,8 +33,10 @@ class Accumulation:
         restore_gradients(graph, self._loaded, scaler)
         self._loaded = {}
 
-    def reset(self, graph: nn.Module) -> None:
-        graph.zero_grad(set_to_none=True)
+    def reset(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Remove the summed gradients of these parameters."""
+        for parameter in parameters:
+            parameter.grad = None
         self.steps = 0
 
 
@@ -52,7 +54,7 @@ def restore_gradients(graph: nn.Module, gradients: Mapping[str, Tensor], scaler:
     scale = _scale_of(scaler)
     for name, parameter in graph.named_parameters():
         if name in gradients and parameter.requires_grad:
-            parameter.grad = gradients[name].to(parameter) * scale
+            parameter.grad = torch.empty_like(parameter).copy_(gradients[name]).mul_(scale)  # in its memory layout
 
 
 def _scale_of(scaler: torch.amp.GradScaler | None) -> float:

@@ -96,7 +96,7 @@ class GuardedStep:
         self._first_images: int | None = None  # largest number of images per pass by `oom_splits`
         self._sum_over_ranks: Sum | None = None
         self._is_synchronized = False
-        self._parameters: list[nn.Parameter] = []
+        self.parameters: list[nn.Parameter] = []  # of the network; a search in each step would take longer
         self._branches: list[list[nn.Parameter]] = []  # parameters of the one-to-many and of the one-to-one branch
         self._buffers: list[list[Tensor]] = []  # by dtype: a fused copy supports tensors of one dtype only
         self._copies: list[list[Tensor]] = []
@@ -123,11 +123,11 @@ class GuardedStep:
         if batch_size and self.oom_splits:
             self._first_images = -(-batch_size // 2**self.oom_splits)
         self._is_synchronized = any(isinstance(layer, nn.SyncBatchNorm) for layer in graph.modules())
-        self._parameters = list(graph.parameters())
+        self.parameters = list(graph.parameters())
         one_to_one = {id(parameter) for name, parameter in graph.named_parameters() if ONE_TO_ONE in name}
         self._branches = [
-            [parameter for parameter in self._parameters if id(parameter) not in one_to_one],
-            [parameter for parameter in self._parameters if id(parameter) in one_to_one],
+            [parameter for parameter in self.parameters if id(parameter) not in one_to_one],
+            [parameter for parameter in self.parameters if id(parameter) in one_to_one],
         ]
         self._buffers = _by_dtype(graph.buffers())
         self._copies = [[torch.empty_like(buffer) for buffer in buffers] for buffers in self._buffers]
@@ -150,10 +150,10 @@ class GuardedStep:
         Raises:
             RuntimeError: If the memory is not sufficient and the batch cannot be split further.
         """
-        earlier = [parameter.grad for parameter in self._parameters]
+        earlier = [parameter.grad for parameter in self.parameters]
         _copy(self._buffers, self._copies)
         while True:
-            for parameter in self._parameters:
+            for parameter in self.parameters:
                 parameter.grad = None
             sums = LossSums(images=len(batch))
             try:
@@ -176,7 +176,7 @@ class GuardedStep:
                 self._restore(earlier)
                 if not self._split(images, ANOTHER_RANK):
                     raise torch.OutOfMemoryError(ANOTHER_RANK)
-            free_cached_memory(self._parameters[0].device)  # the tensors of the passes were freed with the error
+            free_cached_memory(self.parameters[0].device)  # the tensors of the passes were freed with the error
         if losses is None:
             losses = self._weight_gradients(sums, len(batch))
         if losses.is_finite:
@@ -251,7 +251,7 @@ class GuardedStep:
         Ranks with synchronized normalization wait within a pass, not here.
         """
         # Of constant size: a rank that fails in its first pass does not know the number of branches and losses.
-        record = torch.zeros(EXCHANGED, device=self._parameters[0].device)
+        record = torch.zeros(EXCHANGED, device=self.parameters[0].device)
         counts = record.new_tensor([has_failed, not sums.is_finite, 1, sums.images, *request.counts()])
         sizes = [len(counts), len(sums.scores), len(sums.losses)]
         record[: sum(sizes)] = torch.cat([counts, sums.scores.to(record), sums.losses.to(record)])
@@ -272,7 +272,7 @@ class GuardedStep:
     def _sum_gradients_over_ranks(self, sum_over_ranks: Sum) -> None:
         """Replace the gradients by their sums over all ranks; a rank without a gradient contributes zeros."""
         gradients = []
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             if parameter.requires_grad:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
@@ -302,7 +302,7 @@ class GuardedStep:
         """Add the gradients to the earlier ones."""
         totals = []
         gradients = []
-        for parameter, total in zip(self._parameters, earlier, strict=True):
+        for parameter, total in zip(self.parameters, earlier, strict=True):
             if total is None:
                 continue
             if parameter.grad is not None:
@@ -314,7 +314,7 @@ class GuardedStep:
 
     def _restore(self, earlier: Sequence[Tensor | None]) -> None:
         """Restore gradients and buffers."""
-        for parameter, gradient in zip(self._parameters, earlier, strict=True):
+        for parameter, gradient in zip(self.parameters, earlier, strict=True):
             parameter.grad = gradient
         _copy(self._copies, self._buffers)
 

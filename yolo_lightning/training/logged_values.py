@@ -79,7 +79,8 @@ class LoggedValues:
 
         Modules reset their metrics in `on_train_start`, to remove the values of the sanity check.
         """
-        _set_metrics(module, self._metrics)
+        if self._metrics:
+            _set_metrics(module, self._metrics)
         self._metrics = {}
 
     def add_sums(self, trainer: Trainer) -> None:

@@ -7,7 +7,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from yolo_lightning.errors import UserError
@@ -123,6 +123,7 @@ def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]], *, scaled: bool
             f"model.recipe.optimizer: {name} with fused true unscales gradients after they have been clipped; with "
             "trainer.precision 16-mixed set fused to false, or model.recipe.clip_norm to 0"
         )
+    optimizer.register_load_state_dict_post_hook(match_layouts)
     return optimizer
 
 
@@ -156,6 +157,20 @@ def apply_settings(optimizer: Optimizer, settings: OptimizerSettings, weight_dec
         if "momentum" in group:
             group["momentum"] = settings.momentum
         group["weight_decay"] = weight_decay if role == Group.WEIGHT else 0.0
+
+
+def match_layouts(optimizer: Optimizer) -> None:
+    """Give loaded states the memory layout of their parameters.
+
+    With `fused` true, PyTorch reads parameters and states in the order of their memory: on a CPU, states that were
+    saved in another layout (`model.convolution.memory_format`) would belong to other weights.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        states = optimizer.state.get(parameter, {})
+        for name, value in states.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                states[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def check_same_optimizer(saved: str | None, optimizer: Optimizer) -> None:
