@@ -59,6 +59,11 @@ def test_images_that_differ_in_their_suffix_alone_keep_it_in_their_ids() -> None
     assert image_ids(["x/a.jpg", "x/a.png", "x/b.png"]) == ["x/a.jpg", "x/a.png", "x/b"]
 
 
+def test_image_keeps_its_suffix_in_its_id_if_another_image_has_the_rest_of_its_name() -> None:
+    names = ["a.jpg", "a.jpg.png", "a.jpg.png.png", "a.png", "b.jpg.png"]
+    assert image_ids(names) == ["a.jpg", "a.jpg.png", "a.jpg.png.png", "a.png", "b.jpg"]
+
+
 @pytest.mark.parametrize("count", [128, 129])
 def test_labels_have_room_for_all_classes(yolo_set: YoloSet, count: int) -> None:
     names = [f"c{number}" for number in range(count)]

@@ -213,9 +213,12 @@ class YoloSplit:
 
 
 def image_ids(names: list[str]) -> list[str]:
-    """Return the names without suffix; names that differ only in their suffix keep it."""
+    """Return the names without suffix, all different.
+
+    Names that differ only in their suffix keep it, and so does `a.jpg.png` beside `a.jpg`.
+    """
     stems = [name.rpartition(".")[0] for name in names]
-    counts = Counter(stems)
+    counts = Counter([*stems, *names])
     return [stem if counts[stem] == 1 else name for stem, name in zip(stems, names, strict=True)]
 
 

@@ -17,7 +17,7 @@ from yolo_lightning.data.index.index_folder import Arrays, State
 from yolo_lightning.utils.paths import real_path
 from yolo_lightning.utils.regular_files import file_stamp
 
-FORMAT = 11
+FORMAT = 12
 NAMES = ("image_ids", "file_names")
 IDENTIFYING = (*NAMES, "shapes", "box_offsets", "boxes", "labels")
 """Arrays that enter the fingerprint; absolute names enter it without the location of the dataset."""
