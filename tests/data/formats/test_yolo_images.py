@@ -4,13 +4,16 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
+import PIL
 import pytest
 from PIL import Image, features
 
 from yolo_lightning.data.formats import yolo
 from yolo_lightning.data.formats.yolo import YoloSplit, image_shape
 from yolo_lightning.data.formats.yolo_description import read_description
+from yolo_lightning.data.index.split_index import SplitIndex, open_packed
 from yolo_lightning.data.input_images import find_files, read_pictures
 from yolo_lightning.data.storage import image_header, pillow_images
 from yolo_lightning.data.storage.folder_frames import ImageFiles
@@ -86,6 +89,29 @@ def test_turned_image_has_the_size_it_is_decoded_to(tmp_path: Path, suffix: str,
 def test_damaged_image_has_no_size(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.jpg").write_bytes(content)
     assert image_shape(tmp_path / "a.jpg") is None
+
+
+def test_index_follows_the_limit_and_the_libraries_that_decide_which_images_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "images").mkdir()
+    write(tmp_path / "images" / "a.jpg", 6)
+    (tmp_path / "images" / "a.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    (tmp_path / "data.yaml").write_text("train: images\nval: images\nnames: [cat]\n")
+    description = read_description(tmp_path / "data.yaml")
+
+    def opened(max_pixels: int) -> SplitIndex:
+        split = YoloSplit(description, "train", FrameLimits(max_pixels))
+        return open_packed("train", split.state(), split.read, tmp_path / "index")
+
+    assert opened(HEIGHT * WIDTH - 1).facts.kept == 0
+    index = opened(HEIGHT * WIDTH)
+    assert (index.shape(0), index.facts.kept) == ((WIDTH, HEIGHT), 1)
+    for library in (cv2, PIL):
+        monkeypatch.setattr(library, "__version__", "0")
+        folder = opened(HEIGHT * WIDTH).folder
+        assert folder != index.folder
+        index = SplitIndex(folder)
 
 
 def test_image_with_damaged_exif_data_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

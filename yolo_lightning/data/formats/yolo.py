@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import cv2
 import numpy as np
+import PIL
 
 from yolo_lightning.data.array_types import Int64Array
 from yolo_lightning.data.formats.annotations import Annotations, still_images
@@ -119,7 +121,7 @@ class YoloSplit:
         self.files = files or find_split_files(description, key, outside_root=limits.outside_root)
 
     def state(self) -> dict[str, Any]:
-        """Return the description, and a hash of name, size, times and inode of all files.
+        """Return the description, a hash of name, size, times and inode of all files, and what decides which are read.
 
         An index is current as long as they are unchanged.
         """
@@ -131,6 +133,9 @@ class YoloSplit:
             "files": self.files.state,
             "reads_heif": reads_heif(),
             "bits": self.limits.bits,
+            # Turned images are decoded to find their shape, and other libraries may read other formats.
+            "max_pixels": self.limits.max_pixels,
+            "decoders": [cv2.__version__, PIL.__version__],
         }
 
     def read(self) -> Annotations:
