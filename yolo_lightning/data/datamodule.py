@@ -25,6 +25,7 @@ from yolo_lightning.data.formats.frame_checks import (
     warn_of_boxes,
 )
 from yolo_lightning.data.formats.ltdv2 import LTDv2Format
+from yolo_lightning.data.formats.yolo import UNKNOWN_SHAPE
 from yolo_lightning.data.frame_outage import FrameOutage, FrameOutageError
 from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.data.index.split_index import SplitIndex
@@ -215,12 +216,15 @@ class DetectionDataModule(LightningDataModule):
         return LabelledFrames(index, opened_storage, self.channels, self.input, self.limits.quarantined(index, split))
 
     def _follow_frames(self, index: SplitIndex, split: Split) -> None:
-        """Give the input of `data.image_size` as one number the shape of the frames opened so far, if they have one."""
+        """Give the input of `data.image_size` as one number the shape of the frames opened so far, if they have one.
+
+        Damaged images, whose shape is unknown, do not count.
+        """
         if self._longer_side is None:
             return
         # P6 graphs have a larger stride.
         stride = getattr(getattr(self.trainer, "lightning_module", None), "stride", STRIDE)
-        shapes = index.distinct_shapes()
+        shapes = [shape for shape in index.distinct_shapes() if shape != UNKNOWN_SHAPE] or [UNKNOWN_SHAPE]
         self._input_sizes |= {ImageSize.following(self._longer_side, *shape, stride) for shape in shapes}
         size = ImageSize(self._longer_side, self._longer_side)
         reason = "frames of several shapes"

@@ -14,6 +14,7 @@ from tests.helpers.data_module import data_module, set_up
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.sampling.epoch_order import Sampling
+from yolo_lightning.data.storage.storage_settings import StorageSettings
 
 YoloSet = Callable[..., Path]
 Make = Callable[..., DetectionDataModule]
@@ -116,6 +117,15 @@ def test_one_image_in_colour_is_enough(yolo_set: YoloSet, make: Make) -> None:
     (file.parent / "images" / "train" / "0.png").write_bytes(b"torn")
     cv2.imwrite(str(file.parent / "images" / "train" / "4.png"), np.full((48, 64, 3), (9, 9, 8), np.uint8))
     assert make(file).channels == 3
+
+
+def test_damaged_image_does_not_change_the_shape_of_the_input(yolo_set: YoloSet, tmp_path: Path) -> None:
+    file = yolo_set(IMAGES)
+    (file.parent / "images" / "train" / "0.png").write_bytes(b"torn")
+    storage = StorageSettings(index_root=str(tmp_path / "index"))
+    data = DetectionDataModule(format=str(file), image_size=128, batch_size=2, storage=storage)
+    data.setup("fit")
+    assert data.image_size == (96, 128)
 
 
 @pytest.mark.parametrize(("option", "key", "expected"), [(1, None, 1), (3, 1, 3), (None, 1, 1), (None, 3, 3)])
