@@ -26,6 +26,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.layouts import write_dataset
+from yolo_lightning.data.layouts.choose_layout import find_layout
 from yolo_lightning.data.layouts.label_studio import read_label_studio
 from yolo_lightning.data.layouts.labelled_folder import SourceFolder, paired
 from yolo_lightning.data.layouts.write_dataset import held_out
@@ -319,6 +320,46 @@ def test_tracks_of_cvat_name_the_export_to_choose(tmp_path: Path) -> None:
     file.write_text('<annotations><track id="0" label="car"><box frame="0" outside="1"/></track></annotations>')
     with pytest.raises(UserError, match=r"'CVAT for video' is not read.* Export the task .* as 'CVAT for images'"):
         convert(str(source), str(tmp_path / "out"))
+
+
+def write_tasks(root: Path, files: dict[str, list[tuple[str, str, int]]], images: list[str]) -> None:
+    """Write exports of CVAT by file, each with subset, name and left edge of the box of each image."""
+    draw(root, box_images(images))
+    for file, rows in files.items():
+        elements = [
+            f'<image subset="{subset}" name="{name}" width="64" height="48">'
+            f'<box label="car" xtl="{left}" ytl="8" xbr="24" ybr="20"/></image>'
+            for subset, name, left in rows
+        ]
+        write_text(root / file, f"<annotations>{''.join(elements)}</annotations>")
+
+
+@pytest.mark.parametrize(
+    ("files", "folders"),
+    [
+        ({"a/annotations.xml": [("", "1.png", 1)], "b/annotations.xml": [("", "1.png", 2)]}, ("a/images", "b/images")),
+        ({"annotations.xml": [("a", "1.png", 1), ("b", "1.png", 2)]}, ("images/a", "images/b")),
+    ],
+)
+def test_images_of_equal_names_in_several_tasks_of_cvat_keep_their_own_boxes(
+    files: dict[str, list[tuple[str, str, int]]], folders: tuple[str, str], tmp_path: Path
+) -> None:
+    source = tmp_path / "in"
+    write_tasks(source, files, [f"{folder}/1.png" for folder in folders])
+    (layout, found) = find_layout(SourceFolder(source)) or pytest.fail("unknown layout")
+    annotations = layout.read(SourceFolder(source), found, lambda _: None).annotations
+    assert annotations.file_names.tolist() == [f"{folder}/1.png".encode() for folder in folders]
+    assert annotations.boxes[:, 0].tolist() == [1, 2]
+    assert annotations.box_offsets.tolist() == [0, 1, 2]
+
+
+def test_image_that_a_file_of_cvat_names_twice_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [("", "1.png", 1), ("", "1.png", 2), ("", "2.png", 3), ("", "3.png", 4)]
+    write_tasks(tmp_path / "in", {"annotations.xml": rows}, ["images/1.png", "images/2.png", "images/3.png"])
+    convert(str(tmp_path / "in"), str(tmp_path / "out"))
+    assert sorted(converted(tmp_path / "out")) == ["2.png", "3.png"]
+    expected_line = "2 annotations left out, because several of a file name the same image, such as 1.png"
+    assert expected_line in capsys.readouterr().out
 
 
 def test_boxes_in_another_format_are_refused(tmp_path: Path) -> None:

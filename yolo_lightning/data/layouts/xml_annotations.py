@@ -1,5 +1,7 @@
 """Reader of XML files: Pascal VOC, one file per image, and CVAT's export "CVAT for images"."""
 
+import os
+from collections import Counter
 from xml.etree import ElementTree
 
 from yolo_lightning.data.formats.suspicious_boxes import CORNERS
@@ -61,9 +63,16 @@ def _read_voc(folder: SourceFolder, file: str, root: ElementTree.Element, labell
 def _read_cvat(folder: SourceFolder, file: str, root: ElementTree.Element, labelled: LabelledFolder) -> None:
     labelled.layout = CVAT
     labelled.class_names = list(dict.fromkeys(name.text or "" for name in root.iterfind(".//labels/label/name")))
-    for element in root.iterfind("image"):
+    elements = list(root.iterfind("image"))
+    # Tasks of a project may have images of equal names, in several subsets or in one.
+    paths = [os.path.join(os.path.dirname(file), image.get("subset", ""), image.get("name", "")) for image in elements]
+    counts = Counter(paths)
+    for path, element in zip(paths, elements, strict=True):
         name = element.get("name", "")
-        image = labelled.images[name]
+        if counts[path] > 1:
+            labelled.notes["annotations left out, because several of a file name the same image"].append(path)
+            continue
+        image = labelled.images[path]
         image.split = split_of(f"{element.get('subset', '')}/{name}")
         image.size = folder.numbers((element.get(key) for key in SIZE), file)
         for shape in element:
