@@ -17,6 +17,7 @@ from tests.helpers.layouts import (
     draw,
     regions,
     write_csv,
+    write_csv_with_sides,
     write_label_files,
     write_text,
     write_voc,
@@ -178,6 +179,27 @@ def test_a_csv_file_with_one_side_of_the_images_is_read_with_the_sizes_of_the_fi
     write_text(tmp_path / "source/annotations.csv", rows)
     convert(str(tmp_path / "source"), str(tmp_path / "out"))
     assert sorted(converted(tmp_path / "out")) == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_last_columns_of_a_csv_file_may_be_empty(separator: str, tmp_path: Path) -> None:
+    images: dict[str, tuple[tuple[int, int], Boxes]] = {**box_images(["a.png", "b.png"]), "c.png": ((64, 48), [])}
+    write_csv(tmp_path / "source", images)
+    file = tmp_path / "source/annotations.csv"
+    file.write_text(file.read_text().replace(",", separator))
+    convert(str(tmp_path / "source"), str(tmp_path / "out"))
+    assert {name: len(boxes) for name, (_, boxes) in converted(tmp_path / "out").items()} == {
+        "a.png": 1,
+        "b.png": 1,
+        "c.png": 0,
+    }
+
+
+def test_csv_files_with_boxes_of_two_formats_are_refused(tmp_path: Path) -> None:
+    write_csv(tmp_path / "source/train", box_images(["a.png"]))
+    write_csv_with_sides(tmp_path / "source/val", box_images(["b.png"]))
+    with pytest.raises(UserError, match=r"val/boxes\.csv: the boxes must be x1, y1, x2, y2, as in train/annotations\.csv"):
+        convert(str(tmp_path / "source"), str(tmp_path / "out"))
 
 
 def test_objects_marked_as_difficult_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,11 @@ def read_csv(folder: SourceFolder, files: list[str], advance: Advance) -> Source
     for file in files:
         header, *rows = _rows(folder, file)
         columns = Columns(header)
+        if file != files[0] and columns.box_format != labelled.box_format:
+            raise UserError(
+                f"{folder.root / file}: the boxes must be {labelled.box_format}, as in {files[0]}, got "
+                f"{columns.box_format}: give all CSV files the same columns"
+            )
         labelled.box_format = columns.box_format
         for number, row in enumerate(rows, start=2):
             place = f"{file}, row {number}"
@@ -69,7 +74,9 @@ def read_csv(folder: SourceFolder, files: list[str], advance: Advance) -> Source
 
 def _rows(folder: SourceFolder, file: str) -> list[list[str]]:
     """Return the rows of a CSV file with the separator of its first row, at least one row."""
-    lines = folder.lines(file) or [""]
+    text = folder.read(file).decode("utf-8-sig", errors="replace")
+    # Tabs at the end of a row separate empty columns.
+    lines = [line.strip(" ") for line in text.splitlines() if line.strip()] or [""]
     separator = max(",;\t", key=lines[0].count)
     try:
         return list(csv.reader(lines, delimiter=separator))
