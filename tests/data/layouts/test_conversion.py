@@ -120,6 +120,17 @@ def test_splits_that_lists_name_are_kept_unless_a_share_is_given(tmp_path: Path)
     assert [*splits_of(tmp_path / "halves").values()].count("val") == 2
 
 
+@pytest.mark.parametrize(("stem", "end"), [("my frame {}", ".png"), ("my frame {}", ""), ("frame{}", "  1")])
+def test_names_in_lists_of_images_may_contain_spaces(stem: str, end: str, tmp_path: Path) -> None:
+    stems = [stem.format(number) for number in range(4)]
+    WRITERS["Darknet"](tmp_path / "source", box_images([f"{name}.png" for name in stems]))
+    for split, listed in (("val", stems[:2]), ("train", stems[2:])):
+        write_text(tmp_path / f"source/{split}.txt", "".join(f"data/obj_train_data/{name}{end}\n" for name in listed))
+    convert(str(tmp_path / "source"), str(tmp_path / "out"))
+    splits = splits_of(tmp_path / "out")
+    assert [splits[f"{name}.png"] for name in stems] == ["val", "val", "train", "train"]
+
+
 def test_what_lists_of_images_lack_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "source"
     WRITERS["Darknet"](source, box_images(["a.png", "b.png", "test.png"]))

@@ -89,8 +89,10 @@ class SourceFolder:
     def listed_splits(self, notes: dict[str, list[str]]) -> dict[str, str]:
         """Return the split of each image that a list of images names; add lines without an image to the notes."""
         splits: dict[str, str] = {}
+        image_names = {path_parts(image)[-1] for image in self.images}
         for file, split in self.lists(notes).items():
-            names = [line.split()[0] for line in self.lines(file)]
+            # A path may contain spaces, and other columns may follow it, as in Pascal VOC's lists of a class.
+            names = [line if path_parts(line)[-1] in image_names else line.split()[0] for line in self.lines(file)]
             pairs, ambiguous = paired(names, self.images)
             splits |= dict.fromkeys(pairs.values(), split)
             unpaired = [f"{file}: {name}" for name in names if name not in pairs and name not in ambiguous]
