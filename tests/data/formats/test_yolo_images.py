@@ -1,6 +1,7 @@
 """Image sizes from file headers equal the sizes of the decoded images."""
 
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,18 @@ def test_turned_image_has_the_size_it_is_decoded_to(tmp_path: Path, suffix: str,
         == decode_frame(path.read_bytes(), "a", 3).shape[:2]
         == decode_frame(path.read_bytes(), "a").shape
     )
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_orientation_behind_the_pixels_of_a_png_counts(tmp_path: Path, orientation: int) -> None:
+    path = write(tmp_path / "a.png")
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    data = b"eXIf" + exif.tobytes().removeprefix(b"Exif\0\0")
+    chunk = struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
+    content = path.read_bytes()
+    path.write_bytes(content[:-12] + chunk + content[-12:])  # the last chunk has no content
+    assert image_shape(path) == decode_frame(path.read_bytes(), "a", 3).shape[:2]
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"\xff\xd8\xff\xe0"])

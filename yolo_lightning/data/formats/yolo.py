@@ -1,12 +1,13 @@
 """YOLO datasets: images in folders or lists, a label file per image, and a `data.yaml` with the splits."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, BinaryIO, get_args
 
 import cv2
 import numpy as np
@@ -37,6 +38,7 @@ from yolo_lightning.utils.regular_files import open_regular, read_regular
 
 UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted as a bad frame when its pixels are read
 LABEL_RULE = f"a label line must be class, {CENTERS} as fractions of the image"
+LATE_EXIF = 1 << 16  # Bytes at the end of a PNG in which EXIF data are searched, the largest size of such data
 READERS = 8  # Number of threads that read label files and headers: they mostly wait for the disk
 
 Record = tuple[tuple[int, int] | None, Labels | str | None]
@@ -253,9 +255,11 @@ def image_shape(path: Path, limits: FrameLimits = FrameLimits()) -> tuple[int, i
     # Pillow raises many types of exceptions for damaged headers, also struct.error.
     with suppress(Exception), open_regular(path) as file, open_image(file) as image:
         width, height = image.size
-        # Pillow would decode the whole PNG to search for EXIF data.
-        without_exif = image.format == "PNG" and "exif" not in image.info
-        if without_exif or image.getexif().get(ORIENTATION) not in TURNED:
+        if image.format == "PNG" and "exif" not in image.info:  # Pillow would decode it to search for EXIF data
+            may_be_turned = _has_late_exif(file)
+        else:
+            may_be_turned = image.getexif().get(ORIENTATION) in TURNED
+        if not may_be_turned:
             return height, width
     try:
         content = read_regular(path, limits.max_bytes)
@@ -263,3 +267,9 @@ def image_shape(path: Path, limits: FrameLimits = FrameLimits()) -> tuple[int, i
     except (FrameError, OSError, ValueError):
         return None
     return height, width
+
+
+def _has_late_exif(file: BinaryIO) -> bool:
+    """Return whether a PNG has EXIF data behind its pixels, where the format allows them, too."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - LATE_EXIF))
+    return b"eXIf" in file.read()
