@@ -9,13 +9,14 @@ import cv2
 import numpy as np
 import PIL
 import pytest
-from PIL import Image, features
+from PIL import Image, ImageOps, features
 
 from yolo_lightning.data.formats import yolo
 from yolo_lightning.data.formats.yolo import YoloSplit, image_shape
 from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.index.split_index import SplitIndex, open_packed
 from yolo_lightning.data.input_images import find_files, read_pictures
+from yolo_lightning.data.input_settings import Channels
 from yolo_lightning.data.storage import image_header, pillow_images
 from yolo_lightning.data.storage.folder_frames import ImageFiles
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, decode_frame
@@ -84,6 +85,22 @@ def test_turned_image_has_the_size_it_is_decoded_to(tmp_path: Path, suffix: str,
         == decode_frame(path.read_bytes(), "a", 3).shape[:2]
         == decode_frame(path.read_bytes(), "a").shape
     )
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow cannot write AVIF")
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_avif_is_decoded_upright(tmp_path: Path, orientation: int, channels: Channels) -> None:
+    ramp = np.linspace(0, 250, HEIGHT * WIDTH).reshape(HEIGHT, WIDTH).astype(np.uint8)
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    path = tmp_path / "a.avif"
+    Image.fromarray(ramp).convert("RGB").save(path, exif=exif, quality=100)
+    with Image.open(path) as image:
+        upright = np.asarray(ImageOps.exif_transpose(image).convert("L"), dtype=int)
+    frame = decode_frame(path.read_bytes(), "a", channels)
+    assert image_shape(path) == frame.shape[:2] == upright.shape
+    assert np.abs(frame.reshape(*upright.shape, -1).max(axis=2) - upright).max() < 12
 
 
 @pytest.mark.parametrize("orientation", [3, 6])

@@ -9,7 +9,7 @@ import numpy as np
 
 from yolo_lightning.data.array_types import AnyArray, UInt8Array, UInt16Array
 from yolo_lightning.data.input_settings import Channels
-from yolo_lightning.data.storage.image_header import TIFF_STARTS, FrameLimits, has_extra_bands
+from yolo_lightning.data.storage.image_header import TIFF_STARTS, FrameLimits, has_extra_bands, is_rotated_avif
 from yolo_lightning.data.storage.pillow_images import HEIF_SUFFIXES, decode_first_image, is_decoded_by_pillow
 
 JPEG_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".mpo"})
@@ -153,7 +153,7 @@ def decode_frame(
     problem = limits.problem_of_content(content)
     if problem:
         raise FrameError(f"{name}: {problem}")
-    uses_pillow = is_decoded_by_pillow(content) or has_extra_bands(content)
+    uses_pillow = is_decoded_by_pillow(content) or has_extra_bands(content) or is_rotated_avif(content)
     if uses_pillow:
         frame: AnyArray | None = decode_first_image(content)
     elif limits.bits == 16:

@@ -25,6 +25,7 @@ READ_BANDS = {"RGB": 3, "RGBA": 3, "RGBX": 3, "RGBa": 3, "L": 1, "LA": 1, "La": 
 PAGED_FORMATS = frozenset({"AVIF", "GIF", "HEIF", "PNG", "TIFF", "WEBP"})
 """Pillow's names of formats whose further pages or frames are images; the further images of a JPEG are previews."""
 ORIENTATION = ExifTags.Base.Orientation  # EXIF tag of the camera's orientation
+UPRIGHT = 1  # EXIF orientation of an image that is stored as it is shown
 TURNED = frozenset({5, 6, 7, 8})  # EXIF orientations that exchange rows and columns
 BYTES_PER_PIXEL = 4
 SMALLEST_LIMIT_BYTES = 1 << 20  # Files up to this size are read, whatever `max_image_pixels`
@@ -96,6 +97,15 @@ def has_extra_bands(content: bytes) -> bool:
         is_rgb = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == RGB_PHOTOMETRIC
         bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, ())
         return is_rgb and len(bits) > READ_BANDS["RGB"] and set(bits) == {8}
+    return False
+
+
+def is_rotated_avif(content: bytes) -> bool:
+    """Return whether an image file is an AVIF that is not upright; OpenCV does not turn such an image."""
+    if content[4:8] != b"ftyp":
+        return False
+    with suppress(Exception), open_image(io.BytesIO(content)) as image:  # see `problem_of_content`
+        return image.format == "AVIF" and image.getexif().get(ORIENTATION, UPRIGHT) != UPRIGHT
     return False
 
 

@@ -1,6 +1,6 @@
-"""Images that Pillow decodes in place of OpenCV: HEIC and HEIF with `pillow-heif`, and the first frame of a GIF.
+"""Images that Pillow decodes in place of OpenCV: HEIC with `pillow-heif`, the first frame of a GIF, and rotated AVIF.
 
-OpenCV decodes no HEIC, and GIF only since 4.11.
+OpenCV decodes no HEIC, GIF only since 4.11, and does not turn AVIF.
 """
 
 import io
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from yolo_lightning.data.array_types import UInt8Array
 
@@ -61,9 +61,11 @@ def is_decoded_by_pillow(content: bytes) -> bool:
 
 
 def decode_first_image(content: bytes) -> UInt8Array | None:
-    """Decode the first image of a file to `(H, W, 3)` uint8, RGB; return None if decoding fails."""
+    """Decode the first image of a file to `(H, W, 3)` uint8, RGB, upright; return None if decoding fails."""
     try:
         with open_image(io.BytesIO(content)) as image:
+            if image.format == "AVIF":  # Pillow itself turns TIFF images, and `pillow-heif` HEIC images
+                ImageOps.exif_transpose(image, in_place=True)
             return np.asarray(image.convert("RGB"), dtype=np.uint8)
     except Exception:  # Pillow raises many types of exceptions for damaged files, also struct.error
         return None
