@@ -282,10 +282,20 @@ def test_pictures_of_another_shape_are_as_large_as_in_a_square(folder: Path, tmp
     write_checkpoint(content, tmp_path / "best.ckpt")
     recorded, given = Detector(tmp_path / "best.ckpt"), Detector(tmp_path / "best.ckpt", image_size=(64, 96))
     sizes = {(40, 60): (64, 96), (20, 60): (64, 96), (60, 40): (96, 96)}
-    assert {shape: recorded._input_size([shape]) for shape in sizes} == sizes
-    assert recorded._input_size(sizes) == (96, 96), "images of a batch share the input"
-    assert given._input_size(sizes) == (64, 96)
-    assert len(list(recorded([np.zeros((*shape, 3), np.uint8) for shape in sizes]))) == len(sizes)
+    assert {shape: recorded._input_size(*shape) for shape in sizes} == sizes
+    assert {given._input_size(*shape) for shape in sizes} == {(64, 96)}
+
+
+def test_detections_in_a_picture_do_not_depend_on_the_shapes_in_its_batch(folder: Path, tmp_path: Path) -> None:
+    content = torch.load(folder / "best.ckpt", weights_only=True) | {INPUT: input_record(3, ImageSize(96, 128))}
+    write_checkpoint(content, tmp_path / "best.ckpt")
+    detector = Detector(tmp_path / "best.ckpt", score_threshold=0.4)
+    shapes = [(128, 96), (96, 128), (60, 40), (48, 64)]
+    pictures = [np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in shapes]
+    together = detector(pictures)
+    assert [result.image.shape[:2] for result in together] == shapes
+    assert all(map(len, together)), "the case shows nothing"
+    assert all(same(result, detector(picture)) for result, picture in zip(together, pictures, strict=True))
 
 
 def test_examples_of_the_docstring(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

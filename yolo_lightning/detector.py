@@ -225,9 +225,19 @@ class Detector:
                 yield DetectionResult.of(image, prediction, self.names, self.settings.category_ids)
 
     def _predict(self, pictures: Sequence[InputImage]) -> list[Prediction]:
+        # Pictures that need different inputs are computed apart: an object can have another score at another place of
+        # the input, so that the detections in a picture would depend on the other pictures of the batch.
+        sizes = [self._input_size(*picture.pixels.shape[:2]) for picture in pictures]
+        detections: dict[int, Prediction] = {}
+        for size in dict.fromkeys(sizes):
+            positions = [position for position, other in enumerate(sizes) if other == size]
+            of_size = self._predict_at(size, [pictures[position] for position in positions])
+            detections |= zip(positions, of_size, strict=True)
+        return [detections[position] for position in range(len(pictures))]
+
+    def _predict_at(self, size: ImageSize, pictures: Sequence[InputImage]) -> list[Prediction]:
         is_gray = not self.settings.background and all(picture.is_gray() for picture in pictures)
         arrays = [self._pixels(picture, is_gray=is_gray) for picture in pictures]
-        size = self._input_size([pixels.shape[:2] for pixels in arrays])
         batch = collate([self._sample(picture, pixels, size) for picture, pixels in zip(pictures, arrays, strict=True)])
         images = network_input(batch.images.to(self.device))
         raw = self._graph(images)
@@ -240,18 +250,17 @@ class Detector:
             return detections
         return [without_equal_boxes(prediction) for prediction in detections]
 
-    def _input_size(self, shapes: Iterable[tuple[int, ...]]) -> ImageSize:
-        """Return the size of the input for pictures of these shapes `(height, width)`.
+    def _input_size(self, height: int, width: int) -> ImageSize:
+        """Return the size of the input for a picture.
 
         A picture of another shape than the recorded rectangle would be smaller in it than the training frames were.
         """
         size = self.settings.image_size
         assert size is not None
         square = ImageSize(max(size), max(size))
-        for height, width in shapes:
-            is_smaller = Letterbox.fit(height, width, size).gain < Letterbox.fit(height, width, square).gain
-            if is_smaller and not self._has_given_size and size != ImageSize.following(max(size), height, width):
-                return square
+        is_smaller = Letterbox.fit(height, width, size).gain < Letterbox.fit(height, width, square).gain
+        if is_smaller and not self._has_given_size and size != ImageSize.following(max(size), height, width):
+            return square
         return size
 
     def _sample(self, picture: InputImage, pixels: Image, size: ImageSize) -> Sample:
