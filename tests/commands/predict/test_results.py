@@ -16,7 +16,7 @@ import torch
 from tests.helpers.films import number_of, write_film
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.commands.predict.command import predict
-from yolo_lightning.commands.predict.results import JsonFile, Pictures
+from yolo_lightning.commands.predict.results import JsonFile, Pictures, TextFiles
 from yolo_lightning.data.batch import Prediction
 from yolo_lightning.data.input_images import InputImage, read_pictures
 from yolo_lightning.data.input_videos import read_frames
@@ -69,6 +69,23 @@ def test_annotated_video_and_json_have_the_times_of_the_input(tmp_path: Path) ->
     assert [time_s for _, time_s in frames] == list(map(float, TIMES))
     entries = json.loads((tmp_path / "predictions.json").read_text())
     assert [entry["time_s"] for entry in entries] == list(map(float, TIMES))
+
+
+def test_text_files_of_two_videos_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """The second video is longer, and its frame 3 has the name of a picture."""
+    frames = [("a/film.mkv", 0), ("a/film.mkv", 1), ("a/film_3.png", None), *(("a/film.mp4", n) for n in range(4))]
+    frames += [("b/film_3.png", None), *(("b/film.mp4", number) for number in range(4))]
+    writer = TextFiles(tmp_path, Path("/in"))
+    for name, number in frames:
+        image = InputImage(Path("/in") / name, number, np.full((16, 32, 3), 90, np.uint8))
+        writer.write(result_of(image))
+    assert not writer.failures
+    files = sorted(path.relative_to(tmp_path / "labels").as_posix() for path in tmp_path.rglob("*.txt"))
+    second = [f"film-2_{number}.txt" for number in range(4)]
+    assert files == [
+        *(f"a/{name}" for name in (*second, "film_0.txt", "film_1.txt", "film_3.txt")),
+        *(f"b/{name}" for name in (*second, "film_3.txt")),
+    ]
 
 
 def test_pictures_too_wide_for_jpeg_are_png(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

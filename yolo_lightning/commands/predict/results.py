@@ -3,7 +3,9 @@
 import csv
 import json
 import os
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from fractions import Fraction
 from io import StringIO
 from pathlib import Path
@@ -292,19 +294,39 @@ class CsvFile(SingleFile):
 
 
 class TextFiles(ResultWriter):
-    """`labels/<name>.txt`: class, centre x, centre y, width, height (relative to the image), score; may be empty."""
+    """`labels/<name>.txt`: class, centre x, centre y, width, height (relative to the image), score; may be empty.
+
+    A frame of a video has `<name>_<frame>.txt`.
+    """
 
     def __init__(self, folder: Path, base: Path) -> None:
         super().__init__(folder / LABELS_FOLDER, base)
+        self._video: Path | None = None
+        self._frames = Path()  # path of the frames of this video, without their numbers
 
     def _write(self, result: DetectionResult) -> None:
         shares = corners_to_centres(result.normalized_boxes)
-        ending = ".txt" if result.frame is None else f"_{result.frame}.txt"
         lines = [
             f"{label} " + " ".join(f"{value:.6f}" for value in (*box, score)) + "\n"
             for box, score, label in zip(shares.tolist(), result.scores.tolist(), result.labels.tolist(), strict=True)
         ]
-        place(file_of(result), self._base, self._folder, ending).write_text("".join(lines))
+        self._path_of(result).write_text("".join(lines))
+
+    def _path_of(self, result: DetectionResult) -> Path:
+        source = file_of(result)
+        if result.frame is None:
+            return place(source, self._base, self._folder, ".txt")
+        if source != self._video:
+            # One name for all frames: the videos one.mp4 and one.avi can have different lengths.
+            self._frames = place(source, self._base, self._folder, "", _has_frames)
+            self._video = source
+        return self._frames.with_name(f"{self._frames.name}_{result.frame}.txt")
+
+
+def _has_frames(path: Path) -> bool:
+    """Return whether the folder contains text files with the name of a path and numbers of frames."""
+    name = re.compile(rf"{re.escape(path.name)}_\d+\.txt")
+    return any(name.fullmatch(file.name) for file in path.parent.iterdir())
 
 
 WRITERS: dict[Result, type[Pictures | JsonFile | CsvFile | TextFiles]] = {
@@ -338,12 +360,12 @@ def file_of(result: DetectionResult) -> Path:
     return result.source
 
 
-def place(source: Path, base: Path, folder: Path, ending: str) -> Path:
-    """Return the result path of `source`: the path relative to `base`, in `folder`; numbered if the name exists.
+def place(source: Path, base: Path, folder: Path, ending: str, is_taken: Callable[[Path], bool] = Path.exists) -> Path:
+    """Return the result path of `source`: the path relative to `base`, in `folder`; numbered if the name is taken.
 
     `base` is absolute and contains no `..`; the result is therefore always below `folder`.
     """
     path = folder / absolute(source).relative_to(base).with_suffix("")
     path = path.with_name(shortened(path.name, LONGEST_STEM))
     path.parent.mkdir(parents=True, exist_ok=True)
-    return first_free(path, ending)  # the inputs one.jpg and one.png have the same result name
+    return first_free(path, ending, is_taken)  # the inputs one.jpg and one.png have the same result name
