@@ -111,6 +111,15 @@ def test_network_with_background_begins_as_the_published_one_on_gray_frames(
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
 
 
+def test_network_with_background_takes_over_what_fits_from_a_larger_graph(tmp_path: Path) -> None:
+    module = YOLOModule("yolov8s")
+    path = tmp_path / "larger.ckpt"
+    torch.save({"hyper_parameters": dict(module.hparams), "state_dict": module.state_dict()}, path)
+    with pytest.warns(UserWarning, match=r"larger\.ckpt has another graph than model\.variant: only \d+ of 355 tensors"):
+        graph = build_graph("yolov8n", CLASS_NAMES, weights=str(path), input_channels=2)
+    assert graph.state_dict()["model.0.conv.weight"].shape == (16, 2, 3, 3)
+
+
 def test_network_that_took_over_weights_is_built_again_without_them(published: Callable[[list[str]], Path]) -> None:
     module = YOLOModule(weights=str(published([f"thing {number}" for number in range(80)])))
     assert module.hparams["class_width"] == 80

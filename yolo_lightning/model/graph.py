@@ -180,7 +180,7 @@ def _load_weights(graph: Any, path: str, *, allow_pickle: bool) -> None:
         file_tensor = file_tensors.get(name)
         if file_tensor is None:
             continue
-        if tensor.ndim == 4 and tensor.shape[1] == 2 and file_tensor.shape[1] == 3:
+        if tensor.ndim == 4 and file_tensor.shape == (tensor.shape[0], 3, *tensor.shape[2:]) and tensor.shape[1] == 2:
             # At first, a network with `data.input.background` only uses the gray frame.
             tensor[:, :1] = file_tensor.sum(1, keepdim=True)
             tensor[:, 1:] = 0
