@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
+from yolo_lightning.data import input_clips
 from yolo_lightning.data.input_clips import ClipReader, gray, numbered, pair_of
 from yolo_lightning.data.input_images import InputImage, from_array
 
@@ -46,6 +47,16 @@ def test_video_and_files_have_the_background_of_their_clip(clip: Path, tmp_path:
     assert [levels(image) for file in files for image in reader.read(file)] == expected
     (plain,) = ClipReader().read(files[0])
     assert plain.background is None
+
+
+def test_frames_of_each_size_of_a_video_have_a_background_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    film = [flat(level, size) for size, level in ((16, 10), (16, 60), (16, 70), (8, 200), (8, 210), (8, 220))]
+    pictures = [InputImage(tmp_path / "film.ts", None, np.repeat(frame[..., None], 3, axis=2)) for frame in film]
+    monkeypatch.setattr(input_clips, "read_pictures", lambda path, ranges: iter(pictures))
+    read = list(ClipReader(background=True).read(tmp_path / "film.ts"))
+    assert [levels(image) for image in read] == [[10, 60], [60, 60], [70, 60], [200, 210], [210, 210], [220, 210]]
 
 
 def test_file_without_a_number_is_a_clip_of_one_frame(clip: Path) -> None:

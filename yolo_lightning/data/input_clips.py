@@ -1,7 +1,7 @@
 """Input images with the background of their clip, for networks trained with `data.input.background`."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -38,8 +38,9 @@ class ClipReader:
         if not self.background:
             yield from pictures
         elif is_video(path):
-            median = median_of(spread(map(gray, pictures)))
-            yield from (replace(picture, background=median) for picture in read_pictures(path, self.ranges))
+            medians = _medians_by_shape(spread(map(gray, pictures)))
+            for picture in read_pictures(path, self.ranges):
+                yield replace(picture, background=medians.get(picture.pixels.shape[:2]))
         else:
             picture = next(pictures)
             background = self._of_files(path.parent, *numbered(path.name), gray(picture).shape)
@@ -65,6 +66,12 @@ class ClipReader:
         if not frames:
             return None
         return median_of(frames)
+
+
+def _medians_by_shape(frames: Sequence[Image]) -> dict[tuple[int, ...], Image]:
+    """Return the background of the frames of each shape: the size can change within a video."""
+    shapes = {frame.shape for frame in frames}
+    return {shape: median_of([frame for frame in frames if frame.shape == shape]) for shape in shapes}
 
 
 def numbered(name: str) -> tuple[str, str]:
