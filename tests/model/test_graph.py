@@ -115,7 +115,9 @@ def test_network_with_background_takes_over_what_fits_from_a_larger_graph(tmp_pa
     module = YOLOModule("yolov8s")
     path = tmp_path / "larger.ckpt"
     torch.save({"hyper_parameters": dict(module.hparams), "state_dict": module.state_dict()}, path)
-    with pytest.warns(UserWarning, match=r"larger\.ckpt has another graph than model\.variant: only \d+ of 355 tensors"):
+    with pytest.warns(
+        UserWarning, match=r"larger\.ckpt has another graph than model\.variant: only \d+ of 355 tensors"
+    ):
         graph = build_graph("yolov8n", CLASS_NAMES, weights=str(path), input_channels=2)
     assert graph.state_dict()["model.0.conv.weight"].shape == (16, 2, 3, 3)
 
@@ -129,6 +131,18 @@ def test_network_that_took_over_weights_is_built_again_without_them(published: C
     batch = random_batch()
     with torch.no_grad():
         assert torch.equal(module.eval()(batch.images)[0], again.eval()(batch.images)[0])
+
+
+@pytest.mark.parametrize(
+    ("variant", "width", "accepted"),
+    [("yolov8n", 32, ">= 64 and <= 100"), ("yolov8n", 128, ">= 64"), ("yolov8s", 64, "128")],
+)
+def test_width_of_the_class_head_that_no_number_of_classes_has_is_refused(
+    variant: str, width: int, accepted: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"model\.class_width must be {accepted}.* for {variant}, got {width}"):
+        build_graph(variant, CLASS_NAMES, class_width=width)
+    assert head_class_width(build_graph("yolov8n", CLASS_NAMES, class_width=99)) == 99
 
 
 def test_own_checkpoint_serves_as_weights(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from yolo_lightning.checkpoints.torch_archive import check_tensors, load_checkpoint, reason, unsafe_globals
 from yolo_lightning.errors import UserError
-from yolo_lightning.model.description import MOST_CHANNELS, checked_description
+from yolo_lightning.model.description import MOST_CHANNELS, MOST_CLASSES, checked_description
 from yolo_lightning.model.layers import INPUT_CHANNELS, has_one_to_one_branch, image_layers
 from yolo_lightning.model.read_pt import PtFile, complete_names, read_pt
 from yolo_lightning.model.variants import HEADS, description_of
@@ -94,6 +94,8 @@ def build_graph(
     graph.names = dict(enumerate(class_names))
     if class_width is not None:
         _set_class_width(graph, class_width, description, input_channels)
+        if head_class_width(graph) != class_width:
+            raise UserError(f"model.class_width must be {_class_widths(description)} for {variant}, got {class_width}")
     if weights is not None:
         _load_weights(graph, weights, allow_pickle=allow_pickle)
     module: nn.Module = graph
@@ -130,6 +132,12 @@ def _set_class_width(graph: Any, width: int, description: dict[str, Any], input_
     """Give the hidden layers of the class head `width` channels, which Ultralytics derives from the classes."""
     if width != head_class_width(graph):
         graph.load(plain_graph(description, width, input_channels), verbose=False)
+
+
+def _class_widths(description: dict[str, Any]) -> str:
+    """Return the widths that Ultralytics gives the class head of a graph, which it limits in both directions."""
+    narrowest, widest = (head_class_width(plain_graph(description, classes)) for classes in (1, MOST_CLASSES))
+    return str(widest) if narrowest == widest else f">= {narrowest} and <= {widest}"
 
 
 def is_same_architecture(saved: Mapping[str, Any], hyperparameters: Mapping[str, Any]) -> bool:
