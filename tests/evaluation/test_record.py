@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.evaluation.detections import CLASS_NAMES, Frame, random_frames
+from tests.evaluation.detections import CLASS_NAMES, OBJECT, Frame, prediction, random_frames, target
 from yolo_lightning.evaluation import record
+from yolo_lightning.evaluation.drift import drift_scores
 from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.record import EvaluationCollection, EvaluationRecord
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
+from yolo_lightning.evaluation.ultralytics_metrics import threshold_curves, ultralytics_scores
 
 
 def record_of(frames: list[Frame], **numbers: int) -> EvaluationRecord:
@@ -143,3 +145,18 @@ def test_collection_of_several_ranks_has_the_order_of_a_single_process(monkeypat
     assert collected.image_ids == expected.image_ids
     assert_same(collected.matches, expected.matches)
     assert_same(collected.ultralytics, expected.ultralytics)
+
+
+@pytest.mark.parametrize(("classes", "dtype"), [(256, "uint8"), (257, "uint16"), (1203, "uint16")])
+def test_every_class_of_many_is_scored_and_stored(tmp_path: Path, classes: int, dtype: str) -> None:
+    last = classes - 1
+    collection = EvaluationCollection(classes)
+    collection.update([prediction("a", OBJECT, [0.9], [last])], [target("a", OBJECT, [last])])
+    collection.compute("val", [f"c{label}" for label in range(classes)]).save(tmp_path / "a.npz")
+    loaded = EvaluationRecord.load(tmp_path / "a.npz")
+    assert loaded.matches.labels.dtype == loaded.ultralytics.labels.dtype == dtype
+    assert drift_scores(loaded.matches).overall.scalars()["map"] == 1
+    assert threshold_curves(loaded.matches).scalars()["precision"] == 1
+    assert ultralytics_scores(loaded.ultralytics).scalars()["ultralytics_map"] == pytest.approx(0.995)
+    confusion = loaded.ultralytics.confusion()
+    assert (confusion.sum(), confusion[last, last]) == (1, 1)

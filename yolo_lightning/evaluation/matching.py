@@ -10,6 +10,7 @@ and so does a detection outside the range that takes nothing. Detections prefer 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from yolo_lightning.data.array_types import (
     Int64Array,
     UInt8Array,
     UInt16Array,
+    UnsignedArray,
 )
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.data.occurrences import occurrences
@@ -63,7 +65,7 @@ class Matches(FrameRecords):
 
     months: Int32Array  # `(F,)` int32, YYYYMM, 0 if unknown
     annotated: Int32Array  # `(F, C)` int32, number of annotated objects per class
-    labels: UInt8Array  # `(D,)` uint8, class index from 0; detections are sorted by frame, class and rank
+    labels: UnsignedArray  # `(D,)` of `label_type`, class index from 0; detections are sorted by frame, class and rank
     scores: Float32Array  # `(D,)` float32, as predicted
     ranks: UInt8Array  # `(D,)` uint8, 0 is the highest score of the frame and class, below `COUNTED_PER_CLASS`
     # `(D,)` uint16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`; see also `LOCALIZED`
@@ -100,11 +102,16 @@ def match_frames(detections: "BoxTable", objects: "BoxTable", classes: int, mont
         months=np.array(months, dtype=np.int32),
         annotated=np.bincount(annotated, minlength=frames * classes).reshape(frames, classes).astype(np.int32),
         counts=np.bincount(groups // classes, minlength=frames).astype(np.int32),
-        labels=(groups % classes).astype(np.uint8),
+        labels=(groups % classes).astype(label_type(classes)),
         scores=detections.scores[matched.order[counted]],
         ranks=matched.ranks[counted].astype(np.uint8),
         hits=hits[counted],
     )
+
+
+def label_type(classes: int) -> np.dtype[np.unsignedinteger[Any]]:
+    """Return the dtype of stored class indices, the smallest that holds `classes` values: uint8 up to 256 classes."""
+    return np.min_scalar_type(max(classes - 1, 0))
 
 
 def _errors(detections: "BoxTable", objects: "BoxTable", matched: "MatchedBoxes", classes: int) -> UInt16Array:

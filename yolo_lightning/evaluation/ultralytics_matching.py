@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from yolo_lightning.data.array_types import Float32Array, Int16Array, Int32Array, Int64Array, UInt8Array, UInt16Array
+from yolo_lightning.data.array_types import Float32Array, Int16Array, Int32Array, Int64Array, UInt16Array, UnsignedArray
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.greedy import pairs_of_group, take_in_turn
-from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, all_scores, bit_masks, flattened
+from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, all_scores, bit_masks, flattened, label_type
 
 CONFUSION_SCORE_THRESHOLD = 0.25  # detections with a score above this value enter the confusion matrix
 CONFUSION_IOU_THRESHOLD = 0.45  # IoU above which a detection is assigned to an object in the confusion matrix
@@ -28,7 +28,7 @@ class UltralyticsMatches(FrameRecords):
     """F frames and all their D detections."""
 
     annotated: Int32Array  # `(F, C)` int32, number of annotated objects per class
-    labels: UInt8Array  # `(D,)` uint8, class index from 0; detections are sorted by frame and descending score
+    labels: UnsignedArray  # `(D,)` of `label_type`, class index; detections are sorted by frame and descending score
     scores: Float32Array  # `(D,)` float32, as predicted
     hits: UInt16Array  # `(D,)` uint16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`
     # `(D,)` int16, class of the object assigned to the detection in the class-agnostic matching of the confusion
@@ -89,7 +89,7 @@ def match_as_ultralytics(
     return UltralyticsMatches(
         counts=np.bincount(owners, minlength=frames).astype(np.int32),
         annotated=annotated.reshape(frames, classes).astype(np.int32),
-        labels=labels.astype(np.uint8),
+        labels=labels.astype(label_type(classes)),
         scores=scores,
         hits=bit_masks(taken >= 0),
         assigned=confusion_classes,
