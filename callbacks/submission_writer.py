@@ -29,6 +29,10 @@ class SubmissionWriter(Callback):
         if stage == "predict" and "predict_image_ids" not in dir(trainer.datamodule):  # type: ignore[attr-defined]
             raise UserError("SubmissionWriter needs a DetectionDataModule: use Trainer.predict(model, data)")
 
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget the predictions of a call that an error has ended."""
+        self._predictions = []
+
     def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self._predictions.extend(outputs)
 

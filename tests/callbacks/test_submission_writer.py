@@ -37,6 +37,17 @@ def test_a_second_prediction_replaces_the_first(tmp_path: Path) -> None:
     assert [image_id for image_id, entry in content.items() if entry["boxes"]] == [IDS[1]]
 
 
+def test_predictions_of_a_call_that_an_error_has_ended_are_forgotten(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, SubmissionWriter())
+    frames = Frames(numbers(2), IDS)
+    answers = [([prediction(image_id)], []) for image_id in IDS[:2]]
+    with pytest.raises(IndexError):  # the module has no answer for the second batch
+        trainer.predict(DetectionModule(answers[:1]), datamodule=frames, return_predictions=False)
+    trainer.predict(DetectionModule(answers), datamodule=frames, return_predictions=False)
+    content = json.loads((tmp_path / "predictions.json").read_text())
+    assert [len(entry["boxes"]) for entry in content.values()] == [1, 1, 0]
+
+
 @pytest.mark.parametrize("batches", [[["30000101000000000"]], [[IDS[0]], [IDS[0]]]], ids=["foreign", "repeated"])
 def test_wrong_frames_are_an_error_and_nothing_is_written(tmp_path: Path, batches: list[list[str]]) -> None:
     with pytest.raises(ValueError, match=batches[0][0]):
