@@ -125,6 +125,30 @@ def test_a_clip_is_rescored_like_a_submission(models: Models, weights: Path, tmp
         assert cv2.imread(str(pictures[0])).std() > image.std() / 2
 
 
+def test_images_of_a_folder_are_a_clip_in_the_order_of_their_names(
+    models: Models, weights: Path, tmp_path: Path
+) -> None:
+    """Neither a folder between the images nor the order of the inputs changes the scores."""
+    write_models(models, tmp_path / "models.json")
+    coarse = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    image = cv2.resize(coarse, SIZE, interpolation=cv2.INTER_CUBIC)
+    clip = tmp_path / "clip"
+    files = [clip / f"f{number}.png" for number in range(3)]
+    (clip / "f1b").mkdir(parents=True)
+    for number, file in enumerate([*files, clip / "f1b" / "other.png"]):
+        cv2.imwrite(str(file), np.roll(image, 40 * number, axis=1))
+    found = []
+    for sources in (files, [files[0], files[2], files[1]], [clip]):
+        output = tmp_path / f"out{len(found)}"
+        options = {"image_size": 64, "batch_size": 3, "rescore": str(tmp_path / "models.json")}
+        predict(list(map(str, sources)), weights=str(weights), output=str(output), save="json", **options)
+        entries = json.loads((output / "predictions.json").read_text())
+        found.append({entry["source"]: entry["detections"] for entry in entries})
+    assert found[0].keys() == set(map(str, files))
+    assert found[1] == found[0]
+    assert {source: found[2][source] for source in found[0]} == found[0]
+
+
 def test_a_network_of_other_classes_is_refused(models: Models, tmp_path: Path) -> None:
     write_models(models, tmp_path / "models.json")
     cv2.imwrite(str(tmp_path / "a.png"), np.zeros((64, 64, 3), np.uint8))

@@ -13,7 +13,7 @@ from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, writing
 from yolo_lightning.commands.option_limits import check_output_folder, refuse_runs
-from yolo_lightning.commands.predict.rescored import rescored
+from yolo_lightning.commands.predict.rescored import in_clips, rescored
 from yolo_lightning.commands.predict.results import WRITERS, Result, ResultWriter
 from yolo_lightning.data.formats.frame_checks import refuse_other_depth
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
@@ -75,6 +75,7 @@ def predict(
     threshold = detector.settings.detections.score_threshold
     if models is not None:
         _prepare_rescoring(detector)
+        files = in_clips(files)
     unreadable: dict[str, Exception] = {}
     pictures = 0
     detections = 0

@@ -14,10 +14,18 @@ from yolo_lightning.commands.predict.results import file_of
 from yolo_lightning.data.array_types import Int64Array
 from yolo_lightning.data.boxes import first_of_equal_boxes
 from yolo_lightning.data.formats.image_ids import month_of_id
-from yolo_lightning.data.input_images import read_pictures
+from yolo_lightning.data.input_images import absolute, is_video, read_pictures
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.detection_result import DetectionResult
+
+
+def in_clips(files: Iterable[Path]) -> list[Path]:
+    """Return the files with the images of each folder together, in the order of their names."""
+    clips: dict[Path, list[Path]] = {}
+    for file in files:
+        clips.setdefault(_clip(file), []).append(file)
+    return [file for clip in clips.values() for file in sorted(clip, key=lambda file: file.name)]
 
 
 def rescored(
@@ -26,11 +34,12 @@ def rescored(
     """Yield results with new scores, at least `threshold`, when their clip is complete; a box has one class.
 
     The models were learned from a validation, so that `results` may contain several classes per box.
-    A clip is a video, or consecutive images of one folder. Images are read a second time instead of kept in memory.
-    Frames with LTDv2's ids are ordered by these ids; other images are consecutive in the order of `files`.
+    A clip is a video, or the images of one folder. Images are read a second time instead of kept in memory.
+    Frames with LTDv2's ids are ordered by these ids; other images are consecutive in the order of `files`, which is
+    that of `in_clips`, as is the order of `results`.
     """
     places = {path: place for place, path in enumerate(files)}
-    for folder_or_video, group in groupby(results, key=_clip):
+    for folder_or_video, group in groupby(results, key=lambda result: _clip(file_of(result))):
         clip = [replace(result, image=np.broadcast_to(np.uint8(0), result.image.shape)) for result in group]
         sizes = sorted({(result.image.shape[1], result.image.shape[0]) for result in clip})
         if len(sizes) > 1:
@@ -68,8 +77,7 @@ def _numbers(clip: Sequence[DetectionResult], places: Mapping[Path, int]) -> Int
     return np.array([result.frame for result in clip])
 
 
-def _clip(result: DetectionResult) -> Path:
-    file = file_of(result)
-    if result.frame is None:
-        return file.parent
-    return file
+def _clip(file: Path) -> Path:
+    """Return a video, or the folder of an image."""
+    path = absolute(file)
+    return path if is_video(path) else path.parent
