@@ -223,6 +223,31 @@ def test_degenerate_boxes_are_scored_as_cocos_evaluation_scores_them(
 
 
 @pytest.mark.parametrize(
+    ("factor", "problem", "map_50"),
+    [(100, "scores are not between 0 and 1: 24", 51 / 101), (None, "no image has a detection: 16", 0)],
+    ids=["percent", "no detections"],
+)
+def test_scores_in_percent_and_a_file_without_detections_are_scored(
+    call: Callable[..., int],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    factor: int | None,
+    problem: str,
+    map_50: float,
+) -> None:
+    """As torchmetrics accepts both."""
+    with changed(folder / "predictions.json") as content:
+        for entry in content.values():
+            entry["scores"] = [factor * score for score in entry["scores"]] if factor else []
+            if not factor:
+                entry |= {"boxes": [], "labels": []}
+    assert call("score", "predictions.json", "targets.json", "--json", "scores.json") == 0
+    assert json.loads((folder / "scores.json").read_text())["global_map_50"] == pytest.approx(map_50)
+    assert problem in capsys.readouterr().out
+    assert call("check", "predictions.json", "--template", "template.json") == 1
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"labels": [0, 1, 2]}, "must be 1, 2, 3 or 4, got 0"),

@@ -39,14 +39,14 @@ def _check_content(content: Content, template: Template | None) -> list[Submissi
     """Return the problems of the content."""
     problems = _check_format_of_ids(content.image_ids) if template is None else _check_ids(content, template)
     if not len(content.scores):
-        return [*problems, SubmissionProblem("no image has a detection", len(content.image_ids), "")]
+        return [*problems, SubmissionProblem("no image has a detection", len(content.image_ids), "", tolerated=True)]
     not_finite = ~(np.isfinite(content.boxes).all(axis=1) & np.isfinite(content.scores) & np.isfinite(content.labels))
     problems += _of_detections(content, not_finite, "detections contain NaN, Infinity or null")
     problems += _check_boxes(content, LTDV2_FRAME_SIZE if template is None else template.frame_size)
     wrong = np.isfinite(content.labels) & ~np.isin(content.labels, CATEGORY_IDS)
     problems += _of_detections(content, wrong, _wrong_labels(content))
     invalid = (content.scores < 0) | (content.scores > 1)
-    return problems + _of_detections(content, invalid, "scores are not between 0 and 1")
+    return problems + _of_detections(content, invalid, "scores are not between 0 and 1", tolerated=True)
 
 
 def _of_detections(
