@@ -13,6 +13,7 @@ from tests.conftest import REPOSITORY
 from tests.helpers.empty_checkpoints import empty_checkpoint
 from tests.helpers.layouts import write_one_image
 from tests.helpers.program import run_python
+from tests.supervision.supervised import Supervised
 from yolo_lightning.checkpoints.checkpoint_file import link_checkpoint
 from yolo_lightning.commands import fit_start as module
 from yolo_lightning.commands.fit_start import ChosenRun, choose_run, finished_line, reserve_run, start_supervisor
@@ -165,6 +166,19 @@ def test_supervised_trainer_uses_the_folder_of_its_supervisor(begun: Any, monkey
     options = {"trainer.default_root_dir": "r", "resume": True, "mirror": "s3://bucket"}
     assert choose_run(options) == ChosenRun(Path("r"), resumes=True)
     assert choose_run({"trainer.default_root_dir": "r-3"}) == ChosenRun(Path("r-3"))
+
+
+CHOOSE = """
+from yolo_lightning.commands.fit_start import choose_run
+open("chosen", "w").write(str(choose_run({"trainer.default_root_dir": "r"}).folder))
+"""
+
+
+def test_fit_that_a_supervised_program_starts_replaces_no_earlier_run(begun: Any, tmp_path: Path) -> None:
+    empty_checkpoint(str(tmp_path / "r"), 1)
+    program = (sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHOOSE!r}])")
+    assert Supervised(tmp_path / "run", "", program=program).wait() == 0
+    assert (tmp_path / "chosen").read_text() == "r-2"
 
 
 def test_run_of_a_mirror_is_resumed_in_a_folder_of_its_name(begun: Any, tmp_path: Path) -> None:

@@ -102,7 +102,12 @@ class AttemptRunner:
         self.keep_timeouts()
         try:
             trainer = RunningTrainer(
-                words, self._heartbeat_path, self.token, self.recorder.record, self.settings.patience_h * 3600
+                words,
+                self._heartbeat_path,
+                self.token,
+                self.recorder.record,
+                self.settings.patience_h * 3600,
+                any_command=self.job.any_command,
             )
         except OSError:
             self.disk.post(remove_temporary_folder, self.token)

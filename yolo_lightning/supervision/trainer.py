@@ -20,6 +20,9 @@ from yolo_lightning.utils.activity import PATIENCE_VARIABLE
 MARKER_VARIABLE = "YOLO_LIGHTNING_MARKER"
 """Environment variable of a supervised trainer and of all processes that it starts."""
 
+PROGRAM_VARIABLE = "YOLO_LIGHTNING_PROGRAM"
+"""Environment variable that is not empty if the supervised trainer is another command than a `fit` with a run folder."""
+
 RANK_VARIABLE = "LOCAL_RANK"  # rank of the processes that Lightning's launcher starts, from 1
 LINES_KEPT = 50
 BLOCK_BYTES = 1 << 16
@@ -31,8 +34,11 @@ paths; with a longer path no batch arrives."""
 
 
 def is_supervised() -> bool:
-    """Return whether a supervisor has started this process or one of its ancestors."""
-    return MARKER_VARIABLE in os.environ
+    """Return whether the supervisor of a fit has started this process or one of its ancestors.
+
+    A command of `supervise` does not count, even if it starts a fit: its supervisor has not chosen the fit's run folder.
+    """
+    return MARKER_VARIABLE in os.environ and not os.environ.get(PROGRAM_VARIABLE)
 
 
 def marker_of(token: str) -> str:
@@ -148,15 +154,24 @@ class RunningTrainer:
 
     The trainer writes the heartbeat file `record`; `log` is called with all of its output. The temporary folder of
     `token`, the value of the marker, must exist. The trainer itself waits `patience_s` seconds for missing files.
+    `any_command` is whether the trainer is another command than the fit of the supervisor's run folder.
     """
 
     def __init__(
-        self, command: Sequence[str], record: Path, token: str, log: Callable[[bytes], None], patience_s: float
+        self,
+        command: Sequence[str],
+        record: Path,
+        token: str,
+        log: Callable[[bytes], None],
+        patience_s: float,
+        *,
+        any_command: bool,
     ) -> None:
         environment = {
             PATIENCE_VARIABLE: str(patience_s),
             HEARTBEAT_VARIABLE: str(record.absolute()),
             MARKER_VARIABLE: token,
+            PROGRAM_VARIABLE: "1" if any_command else "",  # also empty for a fit whose supervisor `supervise` has started
             "TMPDIR": str(temporary_folder(token)),
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",  # writes the stack of a crash to the log
