@@ -145,6 +145,17 @@ def wait_for_sigterm() -> None:
         time.sleep(0.02)
 
 
+def save_slowly_on_sigterm() -> None:
+    def end(*arguments: Any) -> None:
+        time.sleep(1.0)
+        note("saved", True)
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    note("ready", True)
+    sleep_for_ever()
+
+
 def hang_at_exit() -> None:
     atexit.register(sleep_for_ever)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.supervision.supervised import Supervised, floors
+from yolo_lightning.supervision.attempt import SAME_REQUEST_S
 from yolo_lightning.utils.exit_codes import ExitCode
 
 RESUME = "stopped by SIGINT; resume with: "
@@ -62,6 +63,35 @@ def test_second_signal_ends_the_patience(tmp_path: Path) -> None:
     supervised.process.send_signal(signal.SIGINT)
     assert supervised.wait() == 128 + signal.SIGINT
     assert supervised.left() == []
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(signal.SIGHUP, signal.SIGHUP), (signal.SIGTERM, signal.SIGHUP), (signal.SIGTERM, signal.SIGTERM)],
+    ids=["closed terminal", "end of a session", "timeout"],
+)
+def test_signals_that_belong_together_are_one_request(numbers: tuple[signal.Signals, ...], tmp_path: Path) -> None:
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        pytest.skip("SIGHUP is ignored here, as under nohup")
+    supervised = Supervised(tmp_path / "run", "save_slowly_on_sigterm", until=100, grace_s=30.0)
+    supervised.wait_for("ready.json")
+    for number in numbers:
+        supervised.process.send_signal(number)
+        time.sleep(0.2)
+    assert supervised.wait() == 128 + numbers[0]
+    assert (tmp_path / "run" / "saved.json").is_file()
+
+
+def test_later_signal_ends_the_patience(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", "ignore_sigterm", until=100, grace_s=1000.0)
+    supervised.wait_for("ready.json")
+    supervised.process.terminate()
+    while "SIGTERM" not in supervised.log():
+        time.sleep(0.02)
+    time.sleep(SAME_REQUEST_S + 0.5)
+    assert supervised.process.poll() is None
+    supervised.process.terminate()
+    assert supervised.wait() == 128 + signal.SIGTERM
 
 
 def test_signal_in_the_pause_before_a_restart_ends_the_run(tmp_path: Path) -> None:

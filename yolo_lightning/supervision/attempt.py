@@ -37,6 +37,10 @@ from yolo_lightning.utils.stop_signals import signal_name
 WORKS_ON_S = 1.0
 """A heartbeat this much later than the last output shows that the error in the output has not ended the trainer."""
 
+SAME_REQUEST_S = 2.0
+"""Further signals within this time after the first one belong to the same request: a closed terminal sends SIGHUP twice
+(from the shell and from the kernel), the end of a session SIGTERM and SIGHUP, `timeout` SIGTERM twice."""
+
 STEP_PHASES = frozenset({Phase.FETCH, Phase.STEP})
 
 
@@ -288,16 +292,24 @@ class AttemptRunner:
         self.announcer.recovered()
 
     def _stop(self, trainer: RunningTrainer) -> None:
-        """Pass the stop signal on and wait for the trainer to save and exit; a second signal ends the wait."""
+        """Pass the stop signal on and wait for the trainer to save and exit; a second request ends the wait.
+
+        A second request is a second Ctrl-C, or any signal later than `SAME_REQUEST_S` after the first one.
+        """
         signals = self.services.signals
         grace_s = self.settings.grace_s
         name = signal_name(signals[0])
-        self.recorder.log(f"{name}: the trainer has {grace_s:g} s to exit; a second signal kills it")
+        self.recorder.log(f"{name}: the trainer has {grace_s:g} s to exit; a second Ctrl-C or a later signal kills it")
         trainer.process.terminate()  # SIGTERM, because a second SIGINT would end the trainer without saving
-        end_s = time.monotonic() + grace_s
-        while trainer.process.poll() is None and time.monotonic() < end_s and len(signals) == 1:
+        began_s = time.monotonic()
+        of_request = len(signals)
+        while trainer.process.poll() is None and time.monotonic() < began_s + grace_s:
+            if len(signals) > of_request or signals.count(signal.SIGINT) > 1:
+                break
             trainer.output.pump(min(self.settings.poll_s, 0.2))
             self.services.serve()
+            if time.monotonic() < began_s + SAME_REQUEST_S:
+                of_request = len(signals)
 
     def _end(self, trainer: RunningTrainer) -> Killed:
         """Kill all remaining processes of the attempt, also if the trainer has ended by itself."""
