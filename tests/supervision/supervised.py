@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -49,6 +50,7 @@ class Supervised:
         smoke_test: tuple[str, ...] = (),
         stdout: int = subprocess.DEVNULL,
         program: tuple[str, ...] = (),  # in place of the stand-in trainer, run in the parent folder of `run`
+        interrupt: signal.Handlers = signal.SIG_DFL,  # reaction to SIGINT that the supervisor inherits
         **settings: Any,
     ) -> None:
         self.run = run
@@ -63,6 +65,7 @@ class Supervised:
             env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", JOB_VARIABLE: job.to_json()},
             cwd=run.parent if program else None,
             stdout=stdout,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt),
         )
 
     def wait(self) -> int:

@@ -99,7 +99,8 @@ def _services(run: Path, job: Job) -> Iterator[Services]:
     """Yield what the supervisor uses all the time; from now on, stop signals are noted."""
     signals: list[int] = []
     for number in STOP_SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+        # nohup ignores SIGHUP, `fit &` in a script SIGINT. SIGTERM is what `stop` sends.
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda received, _: signals.append(received))
 
     disk = RunDisk(run, lambda: bool(signals), lambda event, sentence: announcer.tell(event, sentence))
