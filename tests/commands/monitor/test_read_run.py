@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.monitor.known_states import STATUS, add_incident, make_run
+from tests.commands.monitor.known_states import STANDING, STATUS, add_incident, make_run
 from yolo_lightning.commands.monitor.read_run import TRACES, checkpoints, incidents, read_run
 from yolo_lightning.commands.monitor.run_state import RunVerdict, red_flags
 from yolo_lightning.supervision.heartbeat import SEQUENCE_AT, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.run_status import write_status
 from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.process_identity import started_ticks
 
 WRITES_RECORD = """
 import sys, time
@@ -116,6 +117,20 @@ def test_torn_record_of_a_living_and_of_a_dead_trainer(process: int, verdict: Ru
     assert state.judgement.verdict is verdict
     assert "incomplete" in state.judgement.sentence
     assert (state.epoch, state.batch, state.step, state.phase) == (1, 30, 105, None)
+
+
+@pytest.mark.parametrize("has_supervisor", [True, False])
+def test_trainer_in_the_report_of_a_supervisor_lives_as_long_as_the_supervisor(
+    has_supervisor: bool, tmp_path: Path
+) -> None:
+    """After a power cut, the heartbeat is lost, and the id of the trainer can belong to any process."""
+    report = replace(STANDING, host=os.uname().nodename, trainer=os.getppid(), process=2**22 + 1)
+    if has_supervisor:
+        report = replace(report, process=os.getpid(), process_started_ticks=started_ticks(os.getpid()))
+    write_json(tmp_path / "supervisor.json", asdict(report))
+    state = read_run(tmp_path)
+    assert state.judgement.verdict is (RunVerdict.BLIND if has_supervisor else RunVerdict.GONE)
+    assert (state.trainer is not None) is has_supervisor
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"epoch": 1}', "\x00\xff"])

@@ -176,7 +176,8 @@ def _find_trainer(
         return heartbeat.process, _lives_since(heartbeat.process, heartbeat.process_started_ticks)
     if status is not None and _lives_since(status.process, status.process_started_ticks):
         return status.process, True
-    if standing is not None and standing.trainer and _is_here(standing.host):
+    # A trainer ends with its supervisor. After a power cut, its id can belong to another process.
+    if standing is not None and standing.trainer and _supervisor_lives(standing):
         return standing.trainer, read_process(standing.trainer) is not None
     return 0, False
 
