@@ -214,6 +214,21 @@ def test_run_that_is_here_is_continued_without_asking_the_store(
     download(tmp_path / "yolo", MIRROR)
 
 
+def test_run_whose_checkpoints_are_all_damaged_is_continued_from_the_mirror(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    folder = tmp_path / "yolo/checkpoints"
+    save(folder, 5)
+    mirror(folder, RemoteFolder(f"{MIRROR}/yolo"))
+    newer = save(folder, 9)
+    for path in folder.glob("*.ckpt"):  # as after a power cut
+        path.write_bytes(b"")
+    download(tmp_path / "yolo", MIRROR)
+    fetched = checkpoint_to_resume(tmp_path / "yolo")
+    assert (fetched.name, find_damage(fetched)) == ("step-000000005.ckpt", None)
+    assert [str(newer) in str(warning.message) for warning in recwarn] == [True]
+
+
 def test_new_run_takes_no_name_that_a_mirrored_one_has(tmp_path: Path) -> None:
     save(tmp_path / "away", 90)
     mirror(tmp_path / "away", RemoteFolder(f"{MIRROR}/yolo"))

@@ -142,8 +142,8 @@ def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | N
 
     Args:
         folder: `default_root_dir` of the Trainer; its checkpoints are in `checkpoints/`.
-        mirror: Address of a `CheckpointMirror`. If the folder contains no checkpoint, as on a new machine, the newest
-            undamaged one of the run is downloaded.
+        mirror: Address of a `CheckpointMirror`. If the folder contains no undamaged checkpoint, as on a new machine,
+            the newest undamaged one of the run is downloaded.
 
     Raises:
         UserError: If every checkpoint is damaged, the mirror cannot be read, or `folder` is no run folder.
@@ -179,8 +179,8 @@ def _warn_of(damaged: Mapping[Any, str]) -> None:
 
 
 def download(folder: Path, mirror: str) -> None:
-    """Download the newest undamaged checkpoint of a run from a mirror, unless its folder contains a checkpoint."""
-    if run_files.has_checkpoint(folder):
+    """Download the newest undamaged checkpoint of a run from a mirror, unless its folder contains one."""
+    if run_files.has_checkpoint(folder) and newest_checkpoint(folder / run_files.CHECKPOINTS)[0] is not None:
         return
     name = folder.absolute().name
     try:
