@@ -19,6 +19,7 @@ from yolo_lightning.commands import fit_start as module
 from yolo_lightning.commands.fit_start import ChosenRun, choose_run, finished_line, reserve_run, start_supervisor
 from yolo_lightning.commands.resolve import resolve, with_run
 from yolo_lightning.commands.trainer_limits import check_deadline, check_trainer
+from yolo_lightning.options.option_checks import check_options
 from yolo_lightning.options.run_spec import configuration_file, read_spec
 from yolo_lightning.supervision.job import Job, supervise_settings
 from yolo_lightning.supervision.run_lock import in_use, reserve, run_lock
@@ -85,6 +86,23 @@ def test_environment_variables_set_no_options_of_tools(words: list[str], images:
 
 def test_date_that_does_not_exist_stays_a_text() -> None:
     assert read_spec(["fit", "--finish_by=2026-02-31"], {}).typed == {"finish_by": "2026-02-31"}
+
+
+@pytest.mark.parametrize("text", ["10:00:00:00", "1:02:00:00", "00:12:00:00"])
+def test_durations_are_no_numbers_of_base_60(text: str) -> None:
+    check_trainer(read_spec(["fit", f"--trainer.max_time={text}"], {}).given)
+    for quoted in (text, f"'{text}'"):
+        spec = read_spec(["fit", f"--config=trainer: {{max_time: {quoted}}}"], {})
+        assert spec.given == {"trainer.max_time": text}
+        check_trainer(spec.given)
+
+
+@pytest.mark.parametrize("words", [["--max_hours", "1:30"], ["--config", "file.yaml"]])
+def test_hours_and_minutes_are_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file.yaml").write_text("max_hours: 1:30\n")
+    with pytest.raises(ValueError, match=r"max_hours.* must be a number or null, got '1:30'"):
+        check_options(read_spec(["fit", *words], {}))
 
 
 @pytest.mark.parametrize("words", [["--config", "ltdv2"], ["--config=configs/ltdv2.yaml"], ["-cltdv2.yaml"]])

@@ -21,9 +21,24 @@ TAG_PREFIX = "tag:yaml.org,2002:"
 TEXT_TAG = f"{TAG_PREFIX}str"
 CONVERTED_TAGS = frozenset(f"{TAG_PREFIX}{name}" for name in ("bool", "float", "int", "timestamp"))
 """Types that YAML gives to texts without quotes."""
+NUMBER_TAGS = frozenset(f"{TAG_PREFIX}{name}" for name in ("float", "int"))
 
 
-class PlainLoader(FASTEST):  # type: ignore[misc]
+class _Decimal:
+    """Mixin of loaders for which `1:30` and `10:00:00:00` are texts; YAML 1.1 reads them as numbers of base 60."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        tag = super().resolve(kind, value, implicit)  # type: ignore[misc]
+        if tag in NUMBER_TAGS and ":" in value:
+            return TEXT_TAG
+        return tag
+
+
+class _ValueLoader(_Decimal, yaml.SafeLoader):
+    """Loader of a value on the command line."""
+
+
+class PlainLoader(_Decimal, FASTEST):  # type: ignore[misc]
     """Loader of plain values that refuses a key that is given twice, of which YAML would use the second value."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -124,7 +139,7 @@ def _keep_texts(node: Any) -> None:
 def value_of(text: str) -> Any:
     """Return the plain value that YAML reads from a text, or the text itself if YAML cannot read it."""
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _ValueLoader)
     except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
         return text
 
