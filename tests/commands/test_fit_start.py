@@ -15,6 +15,7 @@ from tests.helpers.layouts import write_one_image
 from tests.helpers.program import run_python
 from tests.supervision.supervised import Supervised
 from yolo_lightning.checkpoints.checkpoint_file import link_checkpoint
+from yolo_lightning.checkpoints.resume import chosen_checkpoint
 from yolo_lightning.commands import fit_start as module
 from yolo_lightning.commands.fit_start import ChosenRun, choose_run, finished_line, reserve_run, start_supervisor
 from yolo_lightning.commands.resolve import resolve, with_run
@@ -175,6 +176,23 @@ def test_run_folders(begun: list[tuple[Path, Job]]) -> None:
         choose_run({"trainer.default_root_dir": "x", "resume": True})
     with pytest.raises(ValueError, match="must be a local folder, got s3://bucket"):
         choose_run({"trainer.default_root_dir": "s3://bucket"})
+
+
+def test_run_folder_in_the_home_folder(begun: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    empty_checkpoint(home / "run", 1)
+    (home / "fit.yaml").write_text("trainer: {default_root_dir: ~/run}\n")
+    options = read_spec(["fit", "--config=~/fit.yaml"], {}).given
+    assert choose_run(options).folder == home / "run-2"
+    assert choose_run(options | {"resume": True}).folder == home / "run"
+    assert with_run(["test", "--run=~/run"]) == ["test", f"--trainer.default_root_dir={home / 'run'}"]
+    assert chosen_checkpoint("~/run", None).parent == home / "run" / "checkpoints"
+
+
+def test_run_folder_null_is_the_default(begun: Any) -> None:
+    options = read_spec(["fit", "--trainer.default_root_dir", "null"], {}).given
+    assert choose_run(options).folder == Path("runs/yolo")
 
 
 def test_supervised_trainer_uses_the_folder_of_its_supervisor(begun: Any, monkeypatch: pytest.MonkeyPatch) -> None:

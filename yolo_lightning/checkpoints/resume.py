@@ -96,7 +96,7 @@ def checkpoint_to_evaluate(base: Path, remedy: str = CHECKPOINT_OPTIONS) -> Path
 
 def chosen_checkpoint(run: str, checkpoint: str | None) -> Path:
     """Return the given checkpoint, a file or an address, or the best one of the newest run, if it is complete."""
-    file = local_checkpoint(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
+    file = local_checkpoint(checkpoint) if checkpoint else checkpoint_to_evaluate(user_path(run))
     require_whole(file)
     return file
 

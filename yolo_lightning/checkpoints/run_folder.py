@@ -18,7 +18,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.files import DISK_FULL, first_free, replacing, temporary_prefix, write_json
 from yolo_lightning.utils.json_record import read_record
-from yolo_lightning.utils.paths import real_path
+from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.plain_text import UNSAFE
 from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import (
@@ -40,14 +40,22 @@ LONGEST_NOTE = 1000  # bytes
 LOOK_AGAIN_S = 0.1
 
 
-def configured_folder(text: str) -> Path:
-    """Return the value of `trainer.default_root_dir` as a path; raise a UserError for an address or a file."""
+def configured_folder(text: str | None) -> Path:
+    """Return the value of `trainer.default_root_dir` as a path, by default `DEFAULT_RUN`.
+
+    The home folder replaces `~`, as in Lightning's Trainer: supervisor and trainer must use one folder.
+
+    Raises:
+        UserError: If the value is an address or a file.
+    """
+    if text is None:
+        text = DEFAULT_RUN
     if is_address(text):
         raise UserError(
             f"trainer.default_root_dir must be a local folder, got {text}. "
             "Use --mirror or the callback CheckpointMirror to copy the checkpoints to an address."
         )
-    folder = local_path(text)
+    folder = user_path(local_path(text))
     _check_name(folder)
     for path in (folder, *folder.parents):
         if os.path.exists(path) and not os.path.isdir(path):

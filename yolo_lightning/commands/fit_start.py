@@ -52,7 +52,7 @@ def choose_run(options: Mapping[str, Any]) -> ChosenRun:
     Raises:
         UserError: If there is no run to resume, or the folder or the checkpoint cannot be used.
     """
-    base = run_folder.configured_folder(str(options.get("trainer.default_root_dir", run_folder.DEFAULT_RUN)))
+    base = run_folder.configured_folder(options.get("trainer.default_root_dir"))
     mirror = options.get("mirror")
     checkpoint = options.get("ckpt_path")
     if is_supervised():  # the supervisor has chosen the folder

@@ -304,9 +304,9 @@ def _checked_checkpoint(command: str, options: Mapping[str, Any]) -> Path | None
     """
     from yolo_lightning.checkpoints.remote_folder import is_address
     from yolo_lightning.checkpoints.resume import checked, checkpoint_to_evaluate
-    from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, configured_folder, folder_to_resume
+    from yolo_lightning.checkpoints.run_folder import configured_folder, folder_to_resume
 
-    base = configured_folder(str(options.get("trainer.default_root_dir") or DEFAULT_RUN))
+    base = configured_folder(options.get("trainer.default_root_dir"))
     if command == "fit" and resumes(options) and options.get("mirror") is None:
         folder_to_resume(base)
     name = options.get("ckpt_path")

@@ -21,6 +21,7 @@ from yolo_lightning.options.run_spec import (
 )
 from yolo_lightning.options.short_help import fitted, list_of_commands, short_help
 from yolo_lightning.utils.addresses import refuse_secrets
+from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.run_files import config_name
 
 
@@ -103,7 +104,7 @@ def with_run(words: Sequence[str]) -> list[str]:
         base = rest.pop(position)
     from yolo_lightning.checkpoints.run_folder import meant_run, runs  # the mirrors of a run import fsspec
 
-    folders = runs(Path(base))
+    folders = runs(user_path(base))
     if not folders:
         end = meant_run(Path(base))
         raise UserError(f"RUN must be the folder of a run: {base} and {base}-<n> contain no checkpoint{end}")

@@ -375,8 +375,9 @@ def configuration_file(text: str) -> str:
 
     `ltdv2`, `yolo.yaml` and `configs/loader/single.yaml` name files of the package where no such file exists.
     """
-    if os.path.exists(text) and not os.path.isdir(text):
-        return text
+    path = os.path.expanduser(text)
+    if os.path.exists(path) and not os.path.isdir(path):
+        return path
     folder = configuration_folder()
     try:
         name = Path(text).with_suffix(".yaml").as_posix().removeprefix("configs/")

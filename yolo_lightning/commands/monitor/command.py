@@ -16,6 +16,7 @@ from yolo_lightning.commands.monitor.run_list import run_table
 from yolo_lightning.commands.monitor.run_state import RunState, red_flags
 from yolo_lightning.commands.monitor.screen import buffer_of, screen
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.sensors import MachineReader
 from yolo_lightning.utils.terminal import has_cursor_control
 
@@ -39,6 +40,7 @@ def monitor(*, run: Path | None = None, once: bool = False, json: bool = False) 
     if run is None:
         _list_runs(json)
         return
+    run = user_path(run)
     check_holds_run(run)
     machine = MachineReader(run, INTERVAL_S)
     console = Console()
