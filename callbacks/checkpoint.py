@@ -38,6 +38,7 @@ from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.loop_position import (
     align_reloads,
     begin_next_epoch,
+    begins_anew,
     early_stop,
     ends_within_epoch,
     has_deferred_stop,
@@ -65,6 +66,9 @@ INEXACT_CALLBACKS = (BatchSizeFinder, LearningRateFinder, ModelPruning)
 
 OF_BEST = ("best_model_path", "best_model_score", "best_k_models", "kth_best_model_path", "kth_value")
 """Keys in the state of a `ModelCheckpoint` that describe its best checkpoint."""
+
+OF_SAVES = (*OF_BEST, "current_score", "last_model_path", "_last_global_step_saved", "_last_checkpoint_saved")
+"""Attributes of a `ModelCheckpoint` that depend on what it has saved."""
 
 
 def _checkpoint_folder(trainer: Trainer) -> Path:
@@ -207,8 +211,15 @@ class BestCheckpoint(ModelCheckpoint):
             auto_insert_metric_name=False,
             save_on_train_epoch_end=False,
         )
+        self._initial = {name: copy(getattr(self, name)) for name in OF_SAVES}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if begins_anew(trainer, stage):
+            self.recent = []
+            self._unsaved = None
+            self._written = {}
+            for name, value in self._initial.items():
+                setattr(self, name, copy(value))
         self.dirpath = str(_checkpoint_folder(trainer))
         super().setup(trainer, pl_module, stage)
 

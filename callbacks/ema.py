@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.choices import checked_arguments
+from yolo_lightning.utils.loop_position import begins_anew
 
 
 def decay_at(updates: int, decay: float, tau: float) -> float:
@@ -105,6 +106,8 @@ class EMA(WeightAveraging):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Copy the network; the copy counts as one update, so that the first update averages."""
+        if begins_anew(trainer, stage):
+            self._latest_update_step = 0
         if stage == "fit":
             self._average_model = RampedAverage(pl_module, self.decay, self.tau)
 

@@ -19,6 +19,7 @@ from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.json_record import converted
 from yolo_lightning.utils.loop_position import (
+    begins_anew,
     end_epoch_after,
     is_last_epoch,
     is_validation_of_fit,
@@ -68,6 +69,7 @@ class FinishBy(TimedCallback):
         """Schedule of this fit; None before the first step, without a checkpoint."""
         self._moment = None if finish_by is None else parse_moment("finish_by", finish_by)
         self._deadline_text = finish_by
+        self._configured_moment = self._moment
         self._max_hours = max_hours
         self._clock = WallClock()
         self._step_s: float | None = None
@@ -77,6 +79,17 @@ class FinishBy(TimedCallback):
         self._epoch_has_ended = False
         self._printed_steps = 0
         self._val_check_batch: int | float | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if begins_anew(trainer, stage):
+            self.schedule = None
+            self._moment = self._configured_moment
+            self._step_s = None
+            self._epoch_end_s = 0.0
+            self._progress_s = 0.0
+            self._epoch_has_ended = False
+            self._printed_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {

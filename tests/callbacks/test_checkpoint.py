@@ -236,6 +236,16 @@ def test_best_is_the_first_best_or_ends_the_best_window(
     assert read(tmp_path / "checkpoints/best.ckpt")["epoch"] == epoch
 
 
+@pytest.mark.parametrize("scores", [[0.8, 0.9], [0.3]], ids=["lower", "in the same step"])
+def test_callback_that_another_trainer_has_used_saves_the_best_of_this_one(scores: list[float], tmp_path: Path) -> None:
+    best = BestCheckpoint(window=2)
+    fit(tmp_path / "first", best, module=TinyModule(val_scores=scores), epochs=len(scores))
+    fit(tmp_path / "second", best, module=TinyModule(val_scores=[0.1, 0.2]), epochs=2)
+    assert read(tmp_path / "second/checkpoints/best.ckpt")["epoch"] == 1
+    assert read(tmp_path / "first/checkpoints/best.ckpt")["epoch"] == len(scores) - 1
+    assert best.best_model_score == pytest.approx(0.15)
+
+
 def test_resumed_run_remembers_the_window(tmp_path: Path) -> None:
     scores = [0.9, 0.1, 0.6, 0.5]
     best = BestCheckpoint(window=2)

@@ -203,3 +203,10 @@ def test_test_after_a_fit_of_the_same_trainer_uses_the_average(tmp_path: Path) -
     trainer.fit(module, loader(), loader(1))
     trainer.test(module, loader(1), ckpt_path=path, verbose=False)
     assert_equal_weights(weights(module), read(path)["state_dict"])
+
+
+def test_callback_that_another_trainer_has_used_averages_anew(tmp_path: Path) -> None:
+    average = EMA(DECAY, TAU)
+    fit(tmp_path / "first", average, epochs=2)
+    again = weights(fit(tmp_path / "second", average))
+    assert_equal_weights(again, weights(fit(tmp_path / "fresh", EMA(DECAY, TAU))))

@@ -80,6 +80,7 @@ class Loop:
             epoch_progress=progress,
             epoch_loop=batches,
             restarted_on_epoch_end=False,
+            total_batch_idx=-1,
             _data_fetcher=fetcher,
             _load_combined_loader_states=lambda: None,
         )
@@ -239,6 +240,16 @@ def planned_fit(
     module = fit(folder, *callbacks, batches=20, epochs=100, resume=resume)
     assert finishing.schedule is not None
     return module, passing, finishing.schedule
+
+
+def test_callback_that_another_trainer_has_used_plans_anew(clock: Clock, tmp_path: Path) -> None:
+    deadline = FinishBy(max_hours=1.0)
+    plans = []
+    for folder in ("first", "second"):
+        clock.now_s = BEGAN_S
+        fit(tmp_path / folder, deadline, Pass(clock), batches=20, epochs=4)
+        plans.append(deadline.schedule)
+    assert plans[0] == plans[1]
 
 
 def test_last_epoch_of_a_fit_is_partial_validated_and_saved(clock: Clock, tmp_path: Path) -> None:

@@ -104,6 +104,14 @@ def steps_begun(trainer: Trainer) -> int:
     return int(trainer.fit_loop.total_batch_idx) + 1
 
 
+def begins_anew(trainer: Trainer, stage: str) -> bool:
+    """Whether a Trainer that has trained no batch sets up a fit; a checkpoint is loaded after the setup.
+
+    Modules and callbacks may have been used by another Trainer, whose training does not continue.
+    """
+    return stage == "fit" and not steps_begun(trainer)
+
+
 def is_validation_of_fit(trainer: Trainer) -> bool:
     return not trainer.sanity_checking and trainer.state.fn == "fit"
 
