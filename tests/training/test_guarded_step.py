@@ -68,7 +68,7 @@ class Rig:
         self.fails_backward: Callable[[int], bool] = lambda images: False
         self.fails_forward: Callable[[int], bool] = lambda images: False
         self.scaled: Callable[[Tensor], Tensor] = lambda total: total
-        self.error: RuntimeError = torch.OutOfMemoryError("tried to allocate 7 GiB\nand more")
+        self.error: BaseException = torch.OutOfMemoryError("tried to allocate 7 GiB\nand more")
 
     def compute(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         self.seen.append(len(batch))
@@ -354,6 +354,20 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
     with pytest.raises(RuntimeError, match="Half"):
         rig.run(make_batch())
     assert rig.seen == [6]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no kernel"), KeyError("name"), KeyboardInterrupt()])
+def test_exception_leaves_no_trace(error: BaseException) -> None:
+    """A checkpoint that is saved on an exception is resumed with the batch."""
+    rig = Rig()
+    rig.run(make_batch(0))
+    gradients, buffers = rig.gradients(), rig.buffers()
+    rig.error = error
+    rig.fails_forward = lambda images: True
+    with pytest.raises(type(error)):
+        rig.run(make_batch(1))
+    assert_equal(rig.gradients(), gradients)
+    assert_equal(rig.buffers(), buffers)
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")

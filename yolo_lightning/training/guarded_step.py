@@ -4,6 +4,7 @@ A non-finite loss, or an out-of-memory error within a batch, leaves gradients an
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,6 +150,9 @@ class GuardedStep:
 
         Raises:
             RuntimeError: If the memory is not sufficient and the batch cannot be split further.
+
+        After an exception of `loss_of` or `backward`, also an interrupt, gradients and running statistics are those
+        before the call: a checkpoint that is saved then is resumed with this batch.
         """
         earlier = [parameter.grad for parameter in self.parameters]
         _copy(self._buffers, self._copies)
@@ -158,8 +162,10 @@ class GuardedStep:
             sums = LossSums(images=len(batch))
             try:
                 losses = self._forward_backward(batch, sums, loss_of, backward)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
+            except BaseException as error:
+                if not isinstance(error, RuntimeError) or not is_out_of_memory(error):
+                    with suppress(RuntimeError):  # of a device that no longer works
+                        self._restore(earlier)
                     raise
                 images = len(batch)
                 if self._sum_over_ranks is not None and not self._is_synchronized:
