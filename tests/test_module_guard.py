@@ -22,6 +22,7 @@ from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.nonfinite import NonFiniteError
+from yolo_lightning.training.recipe import Recipe
 
 pytestmark = pytest.mark.whole_run
 
@@ -264,3 +265,54 @@ def test_class_weights_need_the_number_of_boxes(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
     with pytest.raises(ValueError, match=r"model\.loss\.class_weight_power needs a data module"):
         trainer.fit(module_of(backend="native", class_weight_power=0.5), plain)
+
+
+def within_accumulation(run: Path) -> Path:
+    """A checkpoint with gradients of one batch that no optimizer step has used."""
+    assert content(run)["accumulation"]["steps"] == 1
+    return last(run)
+
+
+@pytest.mark.parametrize("origin", ["checkpoint", "earlier fit", "validation"])
+def test_new_fit_has_no_part_of_an_earlier_training(
+    origin: str, tmp_path: Path, look_alike: Path, index_root: Path
+) -> None:
+    """Three steps make an update, and a fit has four."""
+
+    def trainer(folder: str) -> Trainer:
+        options: dict[str, Any] = {"limit_train_batches": 4, "limit_val_batches": 1}
+        return tiny_trainer(tmp_path / folder, LastCheckpoint(0), **options)
+
+    def data() -> Any:
+        return data_module(str(look_alike), index_root=str(index_root), image_size=64, batch_size=2, num_workers=0)
+
+    settings = {"backend": "native", "nominal_batch": 6, "warmup_epochs": 0.0}
+    torch.manual_seed(0)
+    module: YOLOModule = module_of(**settings)
+    trainer("first").fit(module, data())
+    checkpoint = within_accumulation(tmp_path / "first")
+    if origin == "checkpoint":
+        module = YOLOModule.load_from_checkpoint(checkpoint)
+    elif origin == "validation":
+        module = module_of(**settings)
+        trainer("second").validate(module, data(), ckpt_path=checkpoint, verbose=False)
+    fresh: YOLOModule = module_of(**settings)
+    fresh.load_state_dict(module.state_dict())
+    trainer("second").fit(module, data())
+    trainer("fresh").fit(fresh, data())
+    assert equal(module.graph.state_dict(), fresh.graph.state_dict())
+
+
+def test_new_fit_follows_its_own_length_and_may_have_another_optimizer(
+    tmp_path: Path, look_alike: Path, index_root: Path
+) -> None:
+    data = data_module(str(look_alike), index_root=str(index_root), image_size=64, batch_size=2, num_workers=0)
+    options: dict[str, Any] = {"limit_train_batches": 1, "limit_val_batches": 0}
+    module: YOLOModule = module_of(backend="native", nominal_batch="auto", warmup_epochs="auto", optimizer="auto")
+    tiny_trainer(tmp_path / "first", LastCheckpoint(0), **options).fit(module, data)
+    assert module.recipe.warmup_epochs == 0.1
+    tiny_trainer(tmp_path / "second", epochs=20, max_steps=1, **options).fit(module, data)
+    assert module.recipe.warmup_epochs == 2.0
+    loaded = YOLOModule.load_from_checkpoint(last(tmp_path / "first"), recipe=Recipe(optimizer="SGD"))
+    tiny_trainer(tmp_path / "third", **options).fit(loaded, data)
+    assert isinstance(loaded.trainer.optimizers[0], torch.optim.SGD)

@@ -68,7 +68,7 @@ from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, r
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
 from yolo_lightning.training.guard_settings import GuardSettings
 from yolo_lightning.training.guarded_step import GuardedStep, Losses, PartLoss
-from yolo_lightning.training.nonfinite import NonFiniteGuard, roll_back
+from yolo_lightning.training.nonfinite import NonFiniteGuard, Tally, roll_back
 from yolo_lightning.training.normalization_statistics import (
     StatisticsError,
     has_single_values,
@@ -92,7 +92,7 @@ from yolo_lightning.utils.activity import Activity, during, enter
 from yolo_lightning.utils.choices import AUTO, check_types, checked_arguments
 from yolo_lightning.utils.distributed import check_agreement, sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
-from yolo_lightning.utils.loop_position import has_data, schedule_step, steps_begun
+from yolo_lightning.utils.loop_position import begins_anew, has_data, schedule_step, steps_begun
 from yolo_lightning.utils.offline import prefer_fast_find
 from yolo_lightning.utils.rank_zero import hide_harmless_lines
 from yolo_lightning.utils.trainer_callbacks import callbacks_of
@@ -167,6 +167,7 @@ class YOLOModule(LightningModule):
         if not is_list or not all(isinstance(name, str) and name.strip() for name in class_names):
             raise UserError(f"model.class_names must be a list of names, as ['person', 'car'], got {class_names!r}")
         self.recipe = recipe
+        self._configured_recipe = recipe
         self.loss_settings = loss
         self.convolution = convolution
         self.detections = detections
@@ -237,6 +238,8 @@ class YOLOModule(LightningModule):
             UserError: If there are no data, if the graph does not accept the image size of the training data, if model
                 and data have different numbers of classes, or for `Tuner.lr_find`.
         """
+        if begins_anew(self.trainer, stage):
+            self._forget_training()
         if callbacks_of(self.trainer, LearningRateFinder):
             raise UserError(
                 "Tuner.lr_find and LearningRateFinder are not supported: model.recipe sets the learning rate of every "
@@ -273,6 +276,22 @@ class YOLOModule(LightningModule):
             f"{backend}, {self.convolution.algorithm}, {self.trainer.precision}, {strategy.root_device.type}"
         )
         self._guard.lowers_precision = self.lowers_precision and str(self.trainer.precision).endswith("mixed")
+
+    def _forget_training(self) -> None:
+        """Forget the training of another Trainer, or of a checkpoint that was loaded for its weights alone.
+
+        A fit with `ckpt_path` loads the checkpoint after this.
+        """
+        self.recipe = self._configured_recipe
+        self._accumulation.load_state_dict({})
+        self._accumulation.reset([*self.graph.parameters()])
+        self._guard.tally = Tally()
+        self.guarded_step.load_state_dict({})
+        self._steps = 0
+        self._newest_images.clear()
+        self._saved_optimizer = None
+        self._saved_recipe = {}
+        self._input_record = {}
 
     @property
     def stride(self) -> int:
