@@ -74,7 +74,7 @@ class RampedAverage(AveragedModel):
         for average, current in zip(tensors_of_average, tensors_of_model, strict=True):
             dtype = average.dtype
             averages.setdefault(dtype, []).append(average)
-            # The average was created before the precision plugin cast the network.
+            # The average was created before the precision plugin cast the network to 16 bits.
             currents.setdefault(dtype, []).append(current.to(dtype))
         weight = 1 - decay_at(int(self.n_averaged), self.decay, self.tau)
         with during(Activity.DEVICE_WAIT):
@@ -110,6 +110,8 @@ class EMA(WeightAveraging):
             self._latest_update_step = 0
         if stage == "fit":
             self._average_model = RampedAverage(pl_module, self.decay, self.tau)
+            if trainer.precision == "64-true":  # Lightning converts the network after the setup
+                self._average_model.double()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Search the modules once per epoch: a callback or the module itself may have replaced some."""

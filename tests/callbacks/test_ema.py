@@ -91,10 +91,11 @@ def test_validation_sees_the_average_which_is_left_in_the_network_at_the_end(tmp
         torch.testing.assert_close(seen, spy.average(), rtol=0, atol=1e-6)
 
 
-def test_training_goes_on_with_the_raw_weights_after_validation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["32-true", "64-true"])
+def test_training_goes_on_with_the_raw_weights_after_validation(tmp_path: Path, precision: str) -> None:
     with_average, without = Spy(), Spy()
-    fit(tmp_path, EMA(DECAY, TAU), with_average, epochs=2)
-    fit(tmp_path, without, epochs=2)
+    fit(tmp_path, EMA(DECAY, TAU), with_average, epochs=2, precision=precision)
+    fit(tmp_path, without, epochs=2, precision=precision)
     assert_equal_weights(with_average.after_validation[0], with_average.raw[3])
     assert_equal_weights(with_average.raw[-1], without.raw[-1])
 
