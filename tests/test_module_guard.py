@@ -218,6 +218,24 @@ def test_resumed_amid_trouble_equals_uninterrupted(stop: int, fit: Callable[...,
     assert whole["nonfinite"]["rollbacks"] == 1
 
 
+class OfUser(Callback):
+    """Has an object in its state that is neither a tensor nor plain Python."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"folder": Path("folder")}
+
+
+@pytest.mark.filterwarnings("ignore:step", "ignore:the checkpoint contains", "ignore:.*[Pp]osixPath")
+def test_checkpoints_that_cannot_be_restored_do_not_end_the_training(
+    fit: Callable[..., Any], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    module, _ = fit(dict.fromkeys(range(9, 14), loss_is_nan), OfUser())
+    assert module._guard.tally.rollbacks == 1
+    messages = [str(warning.message) for warning in recwarn]
+    assert any("cannot be restored: it contains objects other than" in message for message in messages)
+    assert any("no checkpoint can be restored" in message for message in messages)
+
+
 @pytest.mark.filterwarnings("ignore:step", "ignore:restored weights", "ignore:no checkpoint can be restored")
 def test_training_that_does_not_recover_ends_with_an_error_of_its_own(fit: Callable[..., Any]) -> None:
     with pytest.raises(NonFiniteError, match=r"4 consecutive non-finite values after 1 rollbacks.* model\.recipe\.lr0"):

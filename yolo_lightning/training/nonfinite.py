@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -137,7 +138,11 @@ def roll_back(trainer: Trainer, module: LightningModule) -> Path | None:
     for path in sorted(folder.glob("*.ckpt"), key=training_age, reverse=True):
         if training_age(path)[0] > steps_begun(trainer) or find_damage(path) is not None:
             continue
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        except UnpicklingError:  # whole, but with an object of the user's in the state of a callback or a module
+            rank_zero_warn(f"{path} cannot be restored: it contains objects other than tensors and plain Python")
+            continue
         if _is_good(checkpoint):
             module.load_state_dict(checkpoint["state_dict"])
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
