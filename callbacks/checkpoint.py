@@ -103,7 +103,7 @@ def _warn_of_omitted_hooks(trainer: Trainer, module: LightningModule) -> None:
         for part in parts:
             function = getattr(part, hook)  # of a `LambdaCallback`, an attribute of the object
             if not function.__module__.startswith(("lightning.", "yolo_lightning.")):
-                names.append(function.__qualname__)
+                names.append(getattr(function, "__qualname__", hook))  # a `functools.partial` has no name
     if names:
         rank_zero_warn(
             f"Lightning does not call {' and '.join(names)} for the epoch and the batch in which the fit resumes: what "

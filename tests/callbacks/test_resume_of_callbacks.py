@@ -1,5 +1,6 @@
 """Callbacks, schedulers and hooks of the user in a resumed training."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,11 @@ def set_nothing(*_: Any) -> None:
 
 @pytest.mark.parametrize("kill", [BATCHES, BATCHES + 2])
 def test_hooks_that_are_not_called_again_are_named(kill: int, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    callbacks = [HookedCallback, lambda: LambdaCallback(on_train_epoch_start=set_nothing)]
+    callbacks = [
+        HookedCallback,
+        lambda: LambdaCallback(on_train_epoch_start=set_nothing),
+        lambda: LambdaCallback(on_train_epoch_start=partial(set_nothing)),
+    ]
     run(tmp_path, kill, module=Hooked, callbacks=callbacks)
     run(tmp_path, module=Hooked, callbacks=callbacks)
     of_module = ("Hooked.on_train_epoch_start", "Hooked.on_train_batch_end")
