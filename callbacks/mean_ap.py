@@ -9,7 +9,7 @@ from typing import Any
 
 import rich
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.bootstrap_limits import MIN_BOOTSTRAP_SAMPLES
@@ -28,7 +28,7 @@ from yolo_lightning.evaluation.ultralytics_metrics import (
 )
 from yolo_lightning.utils.choices import check_range, checked_arguments
 from yolo_lightning.utils.files import write_json
-from yolo_lightning.utils.loop_position import ends_within_epoch, is_last_epoch, steps_begun
+from yolo_lightning.utils.loop_position import ends_within_epoch, is_last_epoch, steps_begun, stops_early
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.rank_zero import rank_zero_warn
 from yolo_lightning.utils.run_files import CHALLENGE_SCORES, SCORES, evaluation_record
@@ -219,14 +219,35 @@ def score_names(classes: int, *, bounds: bool) -> set[str]:
 
 
 class FinalValidation(Callback):
-    """Sets `check_val_every_n_epoch` to 1 for the last epoch, so that the final weights are always evaluated."""
+    """Sets `check_val_every_n_epoch` to 1 for the last epoch, so that the final weights are always evaluated.
+
+    The last epoch is also the one that a `Timer` (`trainer.max_time`) ends. Lightning calls this callback after it.
+    """
 
     def __init__(self) -> None:
         self._interval: int | None = None
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._interval = None
+        callbacks = callbacks_of(trainer, Callback)
+        timers = callbacks_of(trainer, Timer)
+        if timers and callbacks.index(self) < callbacks.index(timers[-1]):
+            callbacks.remove(self)
+            callbacks.insert(callbacks.index(timers[-1]) + 1, self)
+            trainer.callbacks = callbacks  # type: ignore[attr-defined]  # a new list: Lightning iterates over the former
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Change the setting in the last epoch; a run resumed within it does not call `on_train_epoch_start`."""
-        if is_last_epoch(trainer) and self._interval is None and trainer.check_val_every_n_epoch is not None:
+        if is_last_epoch(trainer):
+            self._validate_this_epoch(trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Change the setting when another callback has ended the fit."""
+        if stops_early(trainer):
+            self._validate_this_epoch(trainer)
+
+    def _validate_this_epoch(self, trainer: Trainer) -> None:
+        if self._interval is None and trainer.check_val_every_n_epoch is not None:
             self._interval = trainer.check_val_every_n_epoch
             trainer.check_val_every_n_epoch = 1
 

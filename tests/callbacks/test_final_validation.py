@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Timer
 
 from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 from yolo_lightning.callbacks import FinalValidation, LastCheckpoint
@@ -43,4 +44,23 @@ def test_run_resumed_in_its_last_epoch_is_validated(tmp_path: Path, batch: int, 
         fit(tmp_path, FinalValidation(), LastCheckpoint(2), StopAt(1, batch), **options)
     seen = Validations()
     fit(tmp_path, FinalValidation(), seen, resume=tmp_path / "checkpoints" / name, **options)
+    assert seen.epochs == [1]
+
+
+class TimeLimit(Timer):
+    """Reaches the limit in a batch, as `trainer.max_time`, which Lightning puts behind the other callbacks."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
+        trainer.should_stop = trainer.fit_loop.total_batch_idx + 1 == self.batches
+
+
+@pytest.mark.parametrize("batches", [6, 8], ids=["within an epoch", "at its end"])
+def test_epoch_that_a_time_limit_ends_is_validated(batches: int, tmp_path: Path) -> None:
+    seen = Validations()
+    callbacks = (FinalValidation(), seen, LastCheckpoint(), TimeLimit(batches))
+    fit(tmp_path, *callbacks, epochs=20, batches=4, check_val_every_n_epoch=5)
     assert seen.epochs == [1]

@@ -125,9 +125,12 @@ def ends_within_epoch(trainer: Trainer) -> bool:
 
     Lightning counts such an epoch as trained; the batches of its rest would never be trained after a resume.
     """
-    loop = trainer.fit_loop
-    stops = trainer.should_stop and loop._can_stop_early
-    return (stops or trainer.global_step == trainer.max_steps) and not trainer.is_last_batch
+    return (stops_early(trainer) or trainer.global_step == trainer.max_steps) and not trainer.is_last_batch
+
+
+def stops_early(trainer: Trainer) -> bool:
+    """Whether a callback has asked for the end of the fit after the current batch."""
+    return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
 
 
 def has_deferred_stop(trainer: Trainer) -> bool:
