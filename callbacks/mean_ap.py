@@ -9,7 +9,7 @@ from typing import Any
 
 import rich
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
 
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.bootstrap_limits import MIN_BOOTSTRAP_SAMPLES
@@ -84,7 +84,8 @@ class MeanAP(Callback):
         packages = {type(part).__module__.split(".")[0] for part in (pl_module, *callbacks)}
         if stage != "fit":
             return
-        logs_all = packages.issubset(PACKAGES)
+        # The functions of a `LambdaCallback` are the user's.
+        logs_all = packages.issubset(PACKAGES) and not callbacks_of(trainer, LambdaCallback)
         for callback in callbacks:
             self._check_monitor(trainer, callback, pl_module.hparams["class_names"], logs_all=logs_all)
 

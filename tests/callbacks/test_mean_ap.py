@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 
 from tests.callbacks.tiny_detection import MISS, DetectionModule, Frames, numbers, prediction, target
 from tests.callbacks.tiny_training import loader, tiny_trainer
@@ -15,6 +15,7 @@ from yolo_lightning.callbacks.mean_ap import score_names
 from yolo_lightning.errors import UserError
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_intervals import BOOTSTRAPPED, BootstrapScores, limits
+from yolo_lightning.module import YOLOModule
 
 TWO_BATCHES = [
     ([prediction("a", scores=[0.5])], [target("a")]),
@@ -76,6 +77,12 @@ def test_bounds_of_every_bootstrapped_score_can_be_monitored() -> None:
     assert {"cov_low", "balanced_low", "map_50_high"} <= named.keys()
     assert named.keys() <= score_names(2, bounds=True)
     assert not named.keys() & score_names(2, bounds=False)
+
+
+def test_value_that_a_function_of_the_user_logs_can_be_monitored(tmp_path: Path) -> None:
+    log = LambdaCallback(on_validation_epoch_end=lambda trainer, module: module.log("val/own", 1.0))
+    trainer = tiny_trainer(tmp_path, MeanAP(), log, EarlyStopping("val/own"))
+    MeanAP().setup(trainer, YOLOModule(), "fit")
 
 
 def test_bounds_of_a_bootstrap_are_logged_and_can_be_monitored(tmp_path: Path) -> None:
