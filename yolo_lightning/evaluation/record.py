@@ -114,9 +114,9 @@ def _read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: in
 class EvaluationCollection:
     """Matched frames for the scores of COCO and Ultralytics, without repeated frames; 17 bytes per detection.
 
-    With more than 256 classes, a detection takes 19 bytes. A batch is matched in `update`. Frames of several ranks are restored to the order of a single process, given that
-    each update is split over the ranks in slices, the first slice to rank 0: detections of equal scores are ranked by
-    this order.
+    With more than 256 classes, a detection takes 19 bytes. A batch is matched in `update`. Frames of several ranks are
+    restored to the order of a single process, given that each update is split over the ranks in slices, the first slice
+    to rank 0: detections of equal scores are ranked by this order.
     """
 
     def __init__(self, classes: int) -> None:

@@ -139,6 +139,9 @@ class GuardedStep:
     ) -> Losses:
         """Add the gradients of a batch to those of earlier batches.
 
+        After an exception, also an interrupt, gradients and running statistics are those before the call: a checkpoint
+        that is saved then is resumed with this batch.
+
         Args:
             batch: The batch on the device; with several ranks the share of this rank.
             loss_of: Computes the forward pass and the loss of a part of the batch. After an error, nothing may refer to
@@ -150,9 +153,6 @@ class GuardedStep:
 
         Raises:
             RuntimeError: If the memory is not sufficient and the batch cannot be split further.
-
-        After an exception of `loss_of` or `backward`, also an interrupt, gradients and running statistics are those
-        before the call: a checkpoint that is saved then is resumed with this batch.
         """
         earlier = [parameter.grad for parameter in self.parameters]
         _copy(self._buffers, self._copies)
