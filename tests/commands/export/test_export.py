@@ -102,6 +102,21 @@ def test_bad_option_is_named(trained: Path, tmp_path: Path, options: dict[str, A
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("variance", "dtype"), [(60_000.0, torch.float16), (100_000.0, torch.float32)])
+def test_statistics_beyond_half_precision_keep_the_network_in_float32(
+    trained: Path, tmp_path: Path, variance: float, dtype: torch.dtype
+) -> None:
+    content = torch.load(trained, weights_only=True)
+    name = next(name for name in content["state_dict"] if name.endswith("running_var"))
+    content["state_dict"][name][0] = variance
+    write_checkpoint(content, tmp_path / "a.ckpt")
+    export(checkpoint=str(tmp_path / "a.ckpt"), format="pt", output=str(tmp_path / "a.pt"))
+    network = torch.load(tmp_path / "a.pt", weights_only=False)["model"]
+    statistics = network.state_dict()[name.removeprefix("graph.")]
+    assert statistics.dtype == dtype
+    assert statistics[0] == pytest.approx(variance, rel=1e-3)
+
+
 def test_output_must_not_be_the_checkpoint(trained: Path) -> None:
     with pytest.raises(ValueError, match="output must differ from the checkpoint"):
         export(checkpoint=str(trained), output=str(trained))

@@ -23,7 +23,8 @@ def plain_network(checkpoint: Path) -> Any:
 def write_ultralytics_file(graph: Any, path: Path, settings: NetworkSettings) -> None:
     """Write the result of `plain_network`, modified in place, in Ultralytics' checkpoint layout in half precision.
 
-    The file is a pickle of the whole network; open such files only from trusted senders. The image size of the settings
+    A network with values beyond the range of half precision is written in float32, which Ultralytics reads as well. The
+    file is a pickle of the whole network; open such files only from trusted senders. The image size of the settings
     is the default of `predict` and `val`.
     """
     recorded = settings.plain()
@@ -31,10 +32,12 @@ def write_ultralytics_file(graph: Any, path: Path, settings: NetworkSettings) ->
     graph.args = options
     graph.task = "detect"
     graph.criterion = None
+    if _fits_in_half_precision(graph):
+        graph = graph.half()
     content = {
         "epoch": -1,
         "best_fitness": None,
-        "model": graph.half(),
+        "model": graph,
         "ema": None,
         "updates": None,
         "optimizer": None,
@@ -48,3 +51,10 @@ def write_ultralytics_file(graph: Any, path: Path, settings: NetworkSettings) ->
     }
     with replacing(path) as temporary:
         torch.save(content, temporary)
+
+
+def _fits_in_half_precision(graph: Any) -> bool:
+    """Return whether half precision represents all weights and statistics of a network as finite numbers."""
+    largest = torch.finfo(torch.float16).max
+    tensors = [tensor for tensor in graph.state_dict().values() if tensor.is_floating_point()]
+    return all(bool((tensor.abs() <= largest).all()) for tensor in tensors)
