@@ -40,7 +40,7 @@ def test_no_trainer_remains_after_an_error_of_its_supervisor(tmp_path: Path, mon
     runner = AttemptRunner(tmp_path / "run", Job(("program",), ("program",)), "token", services)
     trainer = Mock()
     killed = Mock()
-    monkeypatch.setattr(attempt, "RunningTrainer", lambda *_: trainer)
+    monkeypatch.setattr(attempt, "RunningTrainer", lambda *_, **__: trainer)
     monkeypatch.setattr(attempt, "kill_tree", killed)
     services.announcer.attempt_started.side_effect = OSError("too many open files")
     with pytest.raises(OSError, match="too many open files"):

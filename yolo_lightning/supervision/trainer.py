@@ -21,7 +21,7 @@ MARKER_VARIABLE = "YOLO_LIGHTNING_MARKER"
 """Environment variable of a supervised trainer and of all processes that it starts."""
 
 PROGRAM_VARIABLE = "YOLO_LIGHTNING_PROGRAM"
-"""Environment variable that is not empty if the supervised trainer is another command than a `fit` with a run folder."""
+"""Environment variable that is not empty if the supervised trainer is not the fit of the supervisor's run folder."""
 
 RANK_VARIABLE = "LOCAL_RANK"  # rank of the processes that Lightning's launcher starts, from 1
 LINES_KEPT = 50
@@ -36,7 +36,7 @@ paths; with a longer path no batch arrives."""
 def is_supervised() -> bool:
     """Return whether the supervisor of a fit has started this process or one of its ancestors.
 
-    A command of `supervise` does not count, even if it starts a fit: its supervisor has not chosen the fit's run folder.
+    A command of `supervise` does not count, even if it starts a fit: its supervisor has not chosen the run folder.
     """
     return MARKER_VARIABLE in os.environ and not os.environ.get(PROGRAM_VARIABLE)
 
@@ -171,7 +171,7 @@ class RunningTrainer:
             PATIENCE_VARIABLE: str(patience_s),
             HEARTBEAT_VARIABLE: str(record.absolute()),
             MARKER_VARIABLE: token,
-            PROGRAM_VARIABLE: "1" if any_command else "",  # also empty for a fit whose supervisor `supervise` has started
+            PROGRAM_VARIABLE: "1" if any_command else "",  # a supervisor under `supervise` inherits "1"
             "TMPDIR": str(temporary_folder(token)),
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",  # writes the stack of a crash to the log

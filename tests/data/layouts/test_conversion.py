@@ -209,7 +209,9 @@ def test_last_columns_of_a_csv_file_may_be_empty(separator: str, tmp_path: Path)
 def test_csv_files_with_boxes_of_two_formats_are_refused(tmp_path: Path) -> None:
     write_csv(tmp_path / "source/train", box_images(["a.png"]))
     write_csv_with_sides(tmp_path / "source/val", box_images(["b.png"]))
-    with pytest.raises(UserError, match=r"val/boxes\.csv: the boxes must be x1, y1, x2, y2, as in train/annotations\.csv"):
+    with pytest.raises(
+        UserError, match=r"val/boxes\.csv: the boxes must be x1, y1, x2, y2, as in train/annotations\.csv"
+    ):
         convert(str(tmp_path / "source"), str(tmp_path / "out"))
 
 
