@@ -3,6 +3,7 @@ import os
 import re
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import zipfile
@@ -305,6 +306,20 @@ def test_failing_flush_keeps_the_old_file_with_its_checksum(checkpoint: Path, mo
     with pytest.raises(OSError, match="No space left"):
         write_checkpoint(content(8), checkpoint)
     assert read_checksum(checkpoint) is not None
+
+
+@pytest.mark.parametrize("number", [errno.EBADF, errno.EINVAL, errno.ENOTSUP])
+def test_file_system_that_cannot_flush_folders(number: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    write_checkpoint(content(8), checkpoint)
+    assert find_damage(checkpoint) is None
+    checksum = read_checksum(checkpoint)
+    assert checksum is not None
+    assert checksum.steps == 8
 
 
 def test_link_is_the_same_checkpoint_and_stays_when_the_original_changes(checkpoint: Path) -> None:

@@ -30,6 +30,9 @@ _cleaned: set[Path] = set()
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """No space or quota left, or the file exceeds the size limit of the process or file system."""
 
+NOT_FLUSHABLE = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSUP})
+"""Errors of file systems that cannot flush folders; PostgreSQL ignores EBADF and EINVAL, too."""
+
 
 def with_place(error: OSError) -> str:
     """Return the message of an error, with the place in the code if the error does not name a file."""
@@ -152,9 +155,16 @@ def write_json(
 
 
 def flush(path: Path) -> None:
+    """Write the content of a file or the names in a folder to the disk.
+
+    A file system that cannot flush folders, such as some network mounts, is not an error.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NOT_FLUSHABLE or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 
