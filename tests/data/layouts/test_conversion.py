@@ -209,9 +209,7 @@ def test_last_columns_of_a_csv_file_may_be_empty(separator: str, tmp_path: Path)
 def test_csv_files_with_boxes_of_two_formats_are_refused(tmp_path: Path) -> None:
     write_csv(tmp_path / "source/train", box_images(["a.png"]))
     write_csv_with_sides(tmp_path / "source/val", box_images(["b.png"]))
-    with pytest.raises(
-        UserError, match=r"val/boxes\.csv: the boxes must be x1, y1, x2, y2, as in train/annotations\.csv"
-    ):
+    with pytest.raises(UserError, match=r"val/boxes\.csv: the boxes must be x1, y1, x2, y2, as in train"):
         convert(str(tmp_path / "source"), str(tmp_path / "out"))
 
 
@@ -363,8 +361,8 @@ def write_tasks(root: Path, files: dict[str, list[tuple[str, str, int]]], images
     for file, rows in files.items():
         elements = [
             f'<image subset="{subset}" name="{name}" width="64" height="48">'
-            f'<box label="car" xtl="{left}" ytl="8" xbr="24" ybr="20"/></image>'
-            for subset, name, left in rows
+            f'<box label="car" xtl="{left_edge}" ytl="8" xbr="24" ybr="20"/></image>'
+            for subset, name, left_edge in rows
         ]
         write_text(root / file, f"<annotations>{''.join(elements)}</annotations>")
 
@@ -381,8 +379,8 @@ def test_images_of_equal_names_in_several_tasks_of_cvat_keep_their_own_boxes(
 ) -> None:
     source = tmp_path / "in"
     write_tasks(source, files, [f"{folder}/1.png" for folder in folders])
-    (layout, found) = find_layout(SourceFolder(source)) or pytest.fail("unknown layout")
-    annotations = layout.read(SourceFolder(source), found, lambda _: None).annotations
+    (layout, annotation_files) = find_layout(SourceFolder(source)) or pytest.fail("unknown layout")
+    annotations = layout.read(SourceFolder(source), annotation_files, lambda _: None).annotations
     assert annotations.file_names.tolist() == [f"{folder}/1.png".encode() for folder in folders]
     assert annotations.boxes[:, 0].tolist() == [1, 2]
     assert annotations.box_offsets.tolist() == [0, 1, 2]
