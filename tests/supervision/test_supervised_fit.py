@@ -44,6 +44,8 @@ def test_restart_has_the_options_of_the_start_without_its_checkpoint(tmp_path: P
     }
     assert resumed.parser_words()[-3:] == ["--ckpt_path=null", "--resume", "--data.loader.num_workers=2"]
     assert read_spec(command[3:], {}).given["ckpt_path"] == "a.ckpt"
+    for words, checkpoint in ((["--resume=true"], None), (["--resume", "true"], None), (["--resume=false"], "a.ckpt")):
+        assert read_spec([*command[3:], *words], {}).given["ckpt_path"] == checkpoint
     assert (tmp_path / "spec.json").stat().st_mode & 0o777 == 0o600
 
 

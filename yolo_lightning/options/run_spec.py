@@ -199,7 +199,8 @@ def read_spec(words: Sequence[str], environment: Mapping[str, str]) -> RunSpec:
     if files and Path(files[0]).name == SPEC_FILE:
         spec_file = files.pop(0)
         recorded_files, recorded_words = separated(_recorded(spec_file))
-        if "--resume" in further_words:
+        resumes = [setting.text.lower() for setting in named_values(further_words) if setting.key == "resume"]
+        if resumes[-1:] == [TRUE]:
             recorded_words.append("--ckpt_path=null")
         files = [*recorded_files, *files]
         recorded = [setting._replace(source=spec_file) for setting in named_values(recorded_words)]
