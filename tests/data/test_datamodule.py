@@ -291,6 +291,12 @@ def test_training_loader_knows_the_limit_of_the_trainer(make: Make) -> None:
     assert make(trainer=cpu_trainer(limit_train_batches=3)).train_dataloader().epoch_batches == 3
 
 
+def test_interval_of_validations_can_be_a_duration(make: Make) -> None:
+    trainer = cpu_trainer()
+    del trainer.val_check_interval  # as in Lightning's Trainer(val_check_interval="00:01:00:00")
+    make(trainer=trainer)
+
+
 def test_training_loader_begins_at_the_epoch_of_the_trainer(make: Make) -> None:
     trainer = cpu_trainer(max_epochs=9)
     trainer.fit_loop.epoch_progress.current.processed = 3

@@ -195,7 +195,8 @@ class DetectionDataModule(LightningDataModule):
         check_training(index, self._order, self.augmentation.paste, self._batches(), name)
         if trainer is None or not trainer.check_val_every_n_epoch or not trainer.limit_val_batches:
             return
-        check_interval(trainer.val_check_interval, self._epoch_batches())
+        interval = getattr(trainer, "val_check_interval", None)  # Lightning sets none for DD:HH:MM:SS
+        check_interval(interval, self._epoch_batches())
 
     def _epoch_batches(self) -> int:
         """Return the number of training batches per epoch and process."""
