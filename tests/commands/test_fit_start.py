@@ -374,6 +374,12 @@ def test_locked_folder_is_in_use_for_other_processes_only(tmp_path: Path) -> Non
         assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout == "True\n"
 
 
+def test_another_clipping_than_that_of_the_recipe_is_refused() -> None:
+    check_trainer({"trainer.gradient_clip_algorithm": "norm"})
+    with pytest.raises(ValueError, match=r"clip_algorithm must not be set, got value: use model\.recipe\.clip_norm"):
+        check_trainer({"trainer.gradient_clip_algorithm": "value"})
+
+
 def test_whole_numbers_of_batches_may_be_floats_and_other_floats_above_1_are_refused() -> None:
     check_trainer({"trainer.limit_train_batches": 2.0, "trainer.limit_val_batches": 0.5})
     with pytest.raises(ValueError, match=r"limit_train_batches must be an integer >= 0 or a fraction .* got 1\.5"):

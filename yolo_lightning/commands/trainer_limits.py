@@ -40,7 +40,11 @@ PROFILERS = ("simple", "advanced", "pytorch", "xla")
 WITHIN_A_PROGRAM = ("_spawn", "_fork", "_notebook")
 """Ends of the names of strategies whose processes do not run the command line, with its filters and signals."""
 
-REPLACED = {"accumulate_grad_batches": (1, "nominal_batch"), "gradient_clip_val": (0, "clip_norm")}
+REPLACED = {
+    "accumulate_grad_batches": (1, "nominal_batch"),
+    "gradient_clip_val": (0, "clip_norm"),
+    "gradient_clip_algorithm": ("norm", "clip_norm"),
+}
 """Value without effect of options of the Trainer that an option of the recipe replaces, and its name."""
 
 PROCESSES_PER_CORE = 4  # Largest number of training processes per available core of a CPU
