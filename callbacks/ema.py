@@ -86,6 +86,10 @@ class RampedAverage(AveragedModel):
         self.n_averaged += 1
 
 
+def _tensors(network: nn.Module) -> list[Tensor]:
+    return [*network.parameters(), *network.buffers()]
+
+
 class EMA(WeightAveraging):
     """Averages parameters and floating-point buffers after every optimizer step; other buffers are copied.
 
@@ -103,6 +107,10 @@ class EMA(WeightAveraging):
         self.decay = decay
         self.tau = tau
         self._swapped = False
+        self._exact: list[
+            Tensor | None
+        ] = []  # values of the average during a validation, where the network has 16 bits
+        self._rounded: list[Tensor | None] = []  # the same values as the network began the validation with
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Copy the network; the copy counts as one update, so that the first update averages."""
@@ -119,11 +127,32 @@ class EMA(WeightAveraging):
             self._average_model.forget_places()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Exchange the weights of the network and the average; Lightning rounds the average to the network's dtype."""
+        if self._average_model is None:
+            return
+        averages = _tensors(self._average_model.module)
+        currents = _tensors(pl_module)
+        self._exact = []
+        for average, current in zip(averages, currents, strict=True):
+            self._exact.append(average.detach().clone() if average.dtype != current.dtype else None)
         super().on_validation_epoch_start(trainer, pl_module)
-        self._swapped = self._average_model is not None
+        self._rounded = []
+        for exact, current in zip(self._exact, currents, strict=True):
+            self._rounded.append(current.detach().clone() if exact is not None else None)
+        self._swapped = True
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Exchange the weights again; values that the validation has not changed are those before the rounding."""
+        if self._average_model is None:
+            return
         super().on_validation_epoch_end(trainer, pl_module)
+        for average, exact, rounded in zip(
+            _tensors(self._average_model.module), self._exact, self._rounded, strict=True
+        ):
+            if exact is not None and rounded is not None:
+                average.data.copy_(torch.where(average == rounded, exact, average))
+        self._exact = []
+        self._rounded = []
         self._swapped = False
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -21,6 +21,7 @@ from tests.callbacks.tiny_training import (
 )
 from yolo_lightning.callbacks import EMA, LastCheckpoint
 from yolo_lightning.callbacks.ema import RampedAverage
+from yolo_lightning.checkpoints.resume import latest_checkpoint
 
 DECAY, TAU = 0.9, 5.0
 COUNTER = "layers.1.num_batches_tracked"
@@ -204,6 +205,19 @@ def test_test_after_a_fit_of_the_same_trainer_uses_the_average(tmp_path: Path) -
     trainer.fit(module, loader(), loader(1))
     trainer.test(module, loader(1), ckpt_path=path, verbose=False)
     assert_equal_weights(weights(module), read(path)["state_dict"])
+
+
+def test_validation_does_not_round_the_average_of_a_network_of_16_bits(tmp_path: Path) -> None:
+    def average_of(folder: str, **options: Any) -> dict[str, Any]:
+        fit(tmp_path / folder, EMA(DECAY, TAU), LastCheckpoint(), epochs=3, precision="bf16-true", **options)
+        checkpoint = latest_checkpoint(tmp_path / folder)
+        assert checkpoint is not None
+        average: dict[str, Any] = read(checkpoint)["state_dict"]
+        return average
+
+    validated = average_of("validated")
+    assert any(value.dtype == torch.float32 for value in validated.values())
+    assert_equal_weights(validated, average_of("not validated", limit_val_batches=0))
 
 
 def test_callback_that_another_trainer_has_used_averages_anew(tmp_path: Path) -> None:
