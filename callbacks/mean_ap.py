@@ -243,8 +243,8 @@ class FinalValidation(Callback):
             self._validate_this_epoch(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Change the setting when another callback has ended the fit."""
-        if stops_early(trainer):
+        """Change the setting when another callback or `trainer.max_steps` ends the fit."""
+        if stops_early(trainer) or trainer.global_step == trainer.max_steps:
             self._validate_this_epoch(trainer)
 
     def _validate_this_epoch(self, trainer: Trainer) -> None:

@@ -64,3 +64,9 @@ def test_epoch_that_a_time_limit_ends_is_validated(batches: int, tmp_path: Path)
     callbacks = (FinalValidation(), seen, LastCheckpoint(), TimeLimit(batches))
     fit(tmp_path, *callbacks, epochs=20, batches=4, check_val_every_n_epoch=5)
     assert seen.epochs == [1]
+
+
+def test_epoch_that_the_number_of_steps_ends_is_validated(tmp_path: Path) -> None:
+    seen = Validations()
+    fit(tmp_path, FinalValidation(), seen, epochs=20, batches=4, max_steps=8, check_val_every_n_epoch=5)
+    assert seen.epochs == [1]
