@@ -98,6 +98,16 @@ def test_second_open_does_not_rebuild(coco: Coco, write_json: WriteJson, tmp_pat
     assert built.keys() == {"manifest.json", *(f"{name}.npy" for name in ARRAYS)}
 
 
+@pytest.mark.parametrize("stem", ["a" * 250, "港" * 80], ids=["ASCII", "CJK"])
+def test_annotation_file_may_have_the_longest_name(
+    stem: str, coco: Coco, write_json: WriteJson, tmp_path: Path
+) -> None:
+    path = write_json(coco())
+    path = path.rename(path.with_name(f"{stem}.json"))
+    open_and_describe(path, tmp_path)
+    assert folders(tmp_path)
+
+
 def test_current_index_is_opened_without_writing_anything(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     path = write_json(coco(BOXES))
     index = open_ltdv2(path, tmp_path / "index")

@@ -19,8 +19,10 @@ from yolo_lightning.data.array_types import AnyArray, BytesArray
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.files import flush, replacing
 from yolo_lightning.utils.json_record import read_json
+from yolo_lightning.utils.paths import shortened
 
 MANIFEST = "manifest.json"
+LONGEST_STEM = 100  # bytes; file systems accept names of 255, also of temporary folders
 Arrays = dict[str, AnyArray]
 State = dict[str, Any]
 """Plain JSON that must be unchanged for a folder to be current; `path` identifies the source of the arrays."""
@@ -39,7 +41,7 @@ def open_folder(index_root: Path, stem: str, source: State, build: Callable[[], 
         source: Present state of the source.
         build: Returns the arrays by file stem, and further entries of the manifest.
     """
-    name = f"{stem}-{_short_hash(source['path'])}"
+    name = f"{shortened(stem, LONGEST_STEM)}-{_short_hash(source['path'])}"
     folder = index_root / f"{name}-{_short_hash(repr(sorted(source.items())))}"
     if not is_current(folder, source):
         try:
