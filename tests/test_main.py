@@ -1,9 +1,13 @@
 """The installed command, as a process."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from tests.helpers.program import COMMAND, run_python
 
 NO_NETWORK = """
@@ -38,3 +42,21 @@ def test_no_command_uses_the_network(tmp_path: Path, look_alike: Path) -> None:
         assert "NETWORK" not in result.stderr
         assert "leaked" not in result.stderr  # nanobind's report, if objects stay frozen to the end
     assert (tmp_path / "runs" / "yolo" / "predictions.json").is_file()
+
+
+def test_console_script_finds_modules_in_the_working_directory(tmp_path: Path) -> None:
+    module = "from lightning.pytorch import Callback\n\n\nclass Mine(Callback):\n    pass\n"
+    (tmp_path / "of_user.py").write_text(module)
+    script = tmp_path / "bin" / "yolo-lightning"
+    script.parent.mkdir()
+    script.write_text("from yolo_lightning.__main__ import main\n\nmain()\n")
+    result = subprocess.run(
+        [sys.executable, script, "fit", "--trainer.callbacks+", "of_user.Mine", "--print_config"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "of_user.Mine" in result.stdout

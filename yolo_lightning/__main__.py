@@ -16,6 +16,8 @@ def main() -> None:
     """
     from yolo_lightning import __version__
 
+    if __name__ != "__main__" and not sys.flags.safe_path and "" not in sys.path:
+        sys.path.insert(0, "")  # the console script finds modules of the user in the working directory, as `python -m`
     if sys.argv[1:] == ["--version"]:
         print(f"yolo_lightning {__version__}")
         return

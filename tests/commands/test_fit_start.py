@@ -89,6 +89,13 @@ def test_date_that_does_not_exist_stays_a_text() -> None:
     assert read_spec(["fit", "--finish_by=2026-02-31"], {}).typed == {"finish_by": "2026-02-31"}
 
 
+@pytest.mark.parametrize("text", ["2099-11-30", "2099-11-30T10:00:00Z", "2099-11-30 10:00"])
+def test_moments_are_texts(text: str) -> None:
+    spec = read_spec(["fit", f"--config=finish_by: {text}"], {})
+    assert spec.given == {"finish_by": text}
+    check_options(spec)
+
+
 @pytest.mark.parametrize("text", ["10:00:00:00", "1:02:00:00", "00:12:00:00"])
 def test_durations_are_no_numbers_of_base_60(text: str) -> None:
     check_trainer(read_spec(["fit", f"--trainer.max_time={text}"], {}).given)

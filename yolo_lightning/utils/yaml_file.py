@@ -19,26 +19,30 @@ DEEPEST = 64
 TAB = re.compile(r" *\t")
 TAG_PREFIX = "tag:yaml.org,2002:"
 TEXT_TAG = f"{TAG_PREFIX}str"
-CONVERTED_TAGS = frozenset(f"{TAG_PREFIX}{name}" for name in ("bool", "float", "int", "timestamp"))
-"""Types that YAML gives to texts without quotes."""
+CONVERTED_TAGS = frozenset(f"{TAG_PREFIX}{name}" for name in ("bool", "float", "int"))
+"""Types that `PlainLoader` gives to texts without quotes."""
 NUMBER_TAGS = frozenset(f"{TAG_PREFIX}{name}" for name in ("float", "int"))
+DATE_TAG = f"{TAG_PREFIX}timestamp"
 
 
-class _Decimal:
-    """Mixin of loaders for which `1:30` and `10:00:00:00` are texts; YAML 1.1 reads them as numbers of base 60."""
+class _TimesAsTexts:
+    """Mixin of loaders for which dates, `1:30` and `10:00:00:00` are texts.
+
+    YAML 1.1 reads `1:30` as a number of base 60, and a date as an object that is written in another form.
+    """
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         tag = super().resolve(kind, value, implicit)  # type: ignore[misc]
-        if tag in NUMBER_TAGS and ":" in value:
+        if tag == DATE_TAG or (tag in NUMBER_TAGS and ":" in value):
             return TEXT_TAG
         return tag
 
 
-class _ValueLoader(_Decimal, yaml.SafeLoader):
+class _ValueLoader(_TimesAsTexts, yaml.SafeLoader):
     """Loader of a value on the command line."""
 
 
-class PlainLoader(_Decimal, FASTEST):  # type: ignore[misc]
+class PlainLoader(_TimesAsTexts, FASTEST):  # type: ignore[misc]
     """Loader of plain values that refuses a key that is given twice, of which YAML would use the second value."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -140,12 +144,12 @@ def value_of(text: str) -> Any:
     """Return the plain value that YAML reads from a text, or the text itself if YAML cannot read it."""
     try:
         return yaml.load(text, _ValueLoader)
-    except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
+    except (yaml.YAMLError, ValueError):
         return text
 
 
 def yaml_line(value: Any) -> str:
-    """Return plain values as YAML in one line. Unlike JSON, YAML has infinity, NaN and dates."""
+    """Return plain values as YAML in one line. Unlike JSON, YAML has infinity and NaN."""
     return yaml.dump(
         value, Dumper=_LineDumper, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
     ).removesuffix("\n")
