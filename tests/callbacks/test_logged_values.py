@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torchmetrics import MaxMetric, MeanMetric, MetricCollection, MetricTracker, MinMaxMetric
+from torchmetrics import MaxMetric, MeanMetric, MetricCollection, MetricTracker, MinMaxMetric, SumMetric
 
 from tests.helpers.lightning_runs import BATCHES, Recorder, run
 
@@ -77,3 +77,53 @@ def test_epoch_values_and_plateau_schedulers_are_resumed(limit: dict[str, Any], 
         resumed = run(tmp_path / str(kill), **situation)
         assert expected[-len(ALL) :] == ALL, kill
         assert torch.equal(resumed.layer.weight, whole.layer.weight), kill
+
+
+class LoggedAtTheEnd(Recorder):
+    """Logs metrics as the documentation of torchmetrics does: their values of a batch, and the object at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+        self.late = MetricCollection({"late_mean": MeanMetric(), "late_sum": SumMetric()})
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.mean(loss.detach())
+        self.log("mean_step", self.mean)
+        self.late.update(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log("mean", self.mean)
+        self.log_dict(self.late)
+
+
+class ValuesOfEpochs(Callback):
+    """Appends the logged values, which are complete when the next epoch has begun, to a list."""
+
+    def __init__(self, values: list[dict[str, float]]) -> None:
+        self.values = values
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.current_epoch and not batch_idx:
+            self.on_train_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.values.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+def test_metrics_logged_at_the_end_of_an_epoch_are_resumed(tmp_path: Path) -> None:
+    def values(folder: Path, kill: int | None = None) -> list[dict[str, float]]:
+        found: list[dict[str, float]] = []
+        run(folder, kill, module=LoggedAtTheEnd, callbacks=[lambda: ValuesOfEpochs(found)])
+        return found
+
+    expected = values(tmp_path / "whole")
+    assert len(expected) == 3
+    assert all(value.keys() == {"mean_step", "mean", "late_mean", "late_sum"} for value in expected)
+    for kill in (3, BATCHES, BATCHES + 3):
+        values(tmp_path / str(kill), kill)
+        resumed = values(tmp_path / str(kill))
+        assert resumed
+        assert resumed == expected[-len(resumed) :], kill

@@ -40,13 +40,13 @@ class LoggedValues:
     def state_dict(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
         """Return the values that all ranks have logged in the current epoch; a collective call."""
         self.add_sums(trainer)
-        values: dict[str, Any] = {
-            "callback_metrics": dict(trainer.callback_metrics),
-            "own_metrics": _unlogged_metrics(trainer, module),
-        }
+        own_metrics = _own_metrics(trainer, module)
+        values: dict[str, Any] = {"callback_metrics": dict(trainer.callback_metrics), "own_metrics": own_metrics}
         if is_within_epoch(trainer):
             values |= _epoch_values(trainer, module)
             values["results"] += self._sums
+            for name in values["metrics"]:
+                own_metrics.pop(name, None)
         return {
             "epoch": trainer.current_epoch,
             "has_pending_epoch_end": has_pending_epoch_end(trainer),
@@ -122,17 +122,22 @@ def _epoch_values(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
     return {"results": results, "metrics": metrics}
 
 
-def _unlogged_metrics(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
-    """Return the states of the metrics of torchmetrics that the module updates and does not pass to `self.log`.
+def _own_metrics(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+    """Return the states of the updated metrics of torchmetrics, without those that Lightning is about to reset.
 
-    Lightning resets the logged ones at the end of an epoch or of a validation. A `MetricCollection` updates one metric
-    of a group with equal states, and copies the state when the metrics are requested.
+    Lightning resets the metrics of `self.log` at the end of an epoch or of a validation. Within an epoch they have
+    states, also those that are logged at its end only, or with `on_epoch=False`. A `MetricCollection` updates one
+    metric of a group with equal states, and copies the state when the metrics are requested.
     """
-    logged_parts: set[int] = set()
-    for loop in (trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.val_loop):
+    epoch_loop = trainer.fit_loop.epoch_loop
+    ending_loops: list[Any] = [epoch_loop.val_loop]
+    if has_pending_epoch_end(trainer):
+        ending_loops.append(epoch_loop)
+    reset_parts: set[int] = set()
+    for loop in ending_loops:
         for result in loop._results.result_metrics:
             if not result.is_tensor:
-                logged_parts.update(map(id, result.value.modules()))
+                reset_parts.update(map(id, result.value.modules()))
     for part in module.modules():
         if isinstance(part, MetricCollection):
             part.values()
@@ -140,7 +145,7 @@ def _unlogged_metrics(trainer: Trainer, module: LightningModule) -> dict[str, An
     for name, part in module.named_modules():
         if isinstance(part, MetricTracker):
             states[name] = {"increments": part.n_steps}
-        elif isinstance(part, Metric) and id(part) not in logged_parts and _is_updated(part):
+        elif isinstance(part, Metric) and id(part) not in reset_parts and _is_updated(part):
             states[name] = _metric_state(part)
     return states
 
