@@ -10,8 +10,9 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
+from torch import nn
 
-from tests.helpers.lightning_runs import BATCHES, Recorder, assert_resumes_exactly, run
+from tests.helpers.lightning_runs import BATCHES, SAMPLES, Recorder, assert_resumes_exactly, run
 from yolo_lightning.callbacks.checkpoint import LOOP_STATE
 
 
@@ -36,6 +37,24 @@ def test_gradients_of_an_incomplete_accumulation_are_resumed(tmp_path: Path) -> 
 
 def test_gradients_of_manual_optimization_are_resumed(tmp_path: Path) -> None:
     assert_resumes_exactly(tmp_path, [2, BATCHES, BATCHES + 1, BATCHES + 2], module=Manual, max_epochs=2)
+
+
+class Sparse(Recorder):
+    """Has an embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(SAMPLES, 1, sparse=True)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) + (self.embedding(batch.long()[:, 0]) * self.layer.weight).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def test_sparse_gradients_are_resumed(tmp_path: Path) -> None:
+    assert_resumes_exactly(tmp_path, [3, BATCHES + 2], module=Sparse, accumulate_grad_batches=4, max_epochs=2)
 
 
 def test_weights_in_float64_are_resumed(tmp_path: Path) -> None:

@@ -53,7 +53,11 @@ def restore_gradients(graph: nn.Module, gradients: Mapping[str, Tensor], scaler:
     """Set the unscaled gradients of trainable parameters; the inverse of `unscaled_gradients`."""
     scale = _scale_of(scaler)
     for name, parameter in graph.named_parameters():
-        if name in gradients and parameter.requires_grad:
+        if name not in gradients or not parameter.requires_grad:
+            continue
+        if gradients[name].is_sparse:  # of `nn.Embedding(sparse=True)`
+            parameter.grad = gradients[name].to(parameter).mul(scale)
+        else:
             parameter.grad = torch.empty_like(parameter).copy_(gradients[name]).mul_(scale)  # in its memory layout
 
 
