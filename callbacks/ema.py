@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -117,6 +118,8 @@ class EMA(WeightAveraging):
         if begins_anew(trainer, stage):
             self._latest_update_step = 0
         if stage == "fit":
+            if is_overridden("configure_model", pl_module):  # Lightning calls it after the setup, and then once more
+                pl_module.configure_model()
             self._average_model = RampedAverage(pl_module, self.decay, self.tau)
             if trainer.precision == "64-true":  # Lightning converts the network after the setup
                 self._average_model.double()

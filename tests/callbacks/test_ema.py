@@ -148,6 +148,22 @@ def test_tied_weights_are_averaged_once(tmp_path: Path) -> None:
     torch.testing.assert_close(average.module.layers[2].weight, expected)
 
 
+class LateModule(TinyModule):
+    """Creates a layer in `configure_model`, which Lightning calls after the setup of the callbacks."""
+
+    def configure_model(self) -> None:
+        if len(self.layers) == 3:
+            self.layers.append(nn.Linear(1, 1))
+
+
+def test_layers_that_configure_model_creates_are_averaged(tmp_path: Path) -> None:
+    spy = Spy()
+    state = weights(fit(tmp_path, EMA(DECAY, TAU), spy, module=LateModule()))
+    assert "layers.3.weight" in state
+    seen = {name: value.double() for name, value in state.items()}
+    torch.testing.assert_close(seen, spy.average(), rtol=0, atol=1e-6)
+
+
 class FailingModule(TinyModule):
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         raise Interrupt
