@@ -64,7 +64,10 @@ class RampedAverage(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Average parameters and floating-point buffers, and copy the other buffers, with one operation per dtype."""
+        """Average parameters and buffers of floating-point and complex numbers, and copy the other buffers.
+
+        There is one operation per dtype.
+        """
         if not self._places_in_model:  # a search in each step would take as long as the averaging
             self._places_in_average = places_of_tensors(self.module)
             self._places_in_model = places_of_tensors(model)
@@ -80,7 +83,7 @@ class RampedAverage(AveragedModel):
         weight = 1 - decay_at(int(self.n_averaged), self.decay, self.tau)
         with during(Activity.DEVICE_WAIT):
             for dtype in averages:
-                if dtype.is_floating_point:
+                if dtype.is_floating_point or dtype.is_complex:
                     torch._foreach_lerp_(averages[dtype], currents[dtype], weight)
                 else:
                     torch._foreach_copy_(averages[dtype], currents[dtype])

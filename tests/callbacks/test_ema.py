@@ -164,6 +164,18 @@ def test_layers_that_configure_model_creates_are_averaged(tmp_path: Path) -> Non
     torch.testing.assert_close(seen, spy.average(), rtol=0, atol=1e-6)
 
 
+def test_complex_parameters_are_averaged() -> None:
+    module = TinyModule()
+    module.register_parameter("spectrum", nn.Parameter(torch.ones(2, dtype=torch.complex64)))
+    average = RampedAverage(module, DECAY, TAU)
+    with torch.no_grad():
+        module.spectrum.mul_(3j)
+    average.update_parameters(module)
+    kept = DECAY * (1 - math.exp(-1 / TAU))
+    expected = kept * torch.ones(2, dtype=torch.complex64) + (1 - kept) * module.spectrum
+    torch.testing.assert_close(average.module.spectrum, expected)
+
+
 class FailingModule(TinyModule):
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         raise Interrupt
