@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
+from torch.overrides import TorchFunctionMode
 from torchmetrics.detection import MeanAveragePrecision as Reference
 
 from tests.evaluation.detections import random_boxes, small_boxes
@@ -173,6 +174,27 @@ def test_wrong_images() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             metric.update(preds, target)
+
+
+class Copies(TorchFunctionMode):
+    """Records the targets of the copies between devices that do not block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.to and (kwargs or {}).get("non_blocking"):
+            self.targets.append(torch.device(args[1]).type)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("device", "targets"), [("cpu", set()), ("meta", {"meta"})])
+def test_copies_to_the_cpu_are_complete_when_they_are_read(device: str, targets: set[str]) -> None:
+    metric = MeanAveragePrecision().to(device)
+    with Copies() as copies:
+        filled(metric, frames_of(0))
+    assert set(copies.targets) == targets
 
 
 def synchronise(rank: int, port: int, shares: list[list[Frame]]) -> None:

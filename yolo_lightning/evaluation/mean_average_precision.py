@@ -62,7 +62,7 @@ class MeanAveragePrecision(Metric):
 
     Inputs and results are those of `torchmetrics.detection.MeanAveragePrecision` with its default arguments; boxes are
     corners (x, y, x, y) in pixels. Boxes and scores are stored as float32 on the device of the metric;
-    `update` does not wait for the device.
+    `update` does not wait for the device. A metric on the CPU waits for tensors of a GPU.
 
     Args:
         iou_thresholds: Minimum IoUs of a correct detection, 1 to 16 values of a list, an array or a tensor; None is
@@ -177,7 +177,9 @@ class MeanAveragePrecision(Metric):
         super().sync(*arguments, **options)
 
     def _add(self, state: str, parts: list[Tensor]) -> None:
-        getattr(self, state).append(torch.cat(parts).to(self.device, STATES[state], non_blocking=True))
+        # `compute` on the CPU would read a copy from a GPU that does not block before the copy is complete.
+        keeps_running = self.device.type != "cpu"
+        getattr(self, state).append(torch.cat(parts).to(self.device, STATES[state], non_blocking=keeps_running))
 
     def _column(self, name: str) -> Any:
         """Return a state as an array; torchmetrics joins the parts of a state when ranks gather it."""
