@@ -351,7 +351,9 @@ def test_run_without_a_checkpoint_is_an_error(finished_run: Path) -> None:
         with_run(["test", "elsewhere"])
 
 
-def test_second_fit_takes_the_next_folder(tmp_path: Path, begun: list[tuple[Path, Job]]) -> None:
+def test_second_fit_takes_the_next_folder(
+    tmp_path: Path, begun: list[tuple[Path, Job]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["fit", "--supervision.enabled=true", f"--trainer.default_root_dir={tmp_path / 'run'}"]
     code = (
         "import sys\nfrom pathlib import Path\nfrom yolo_lightning.supervision.run_lock import reserve\n"
@@ -365,9 +367,13 @@ def test_second_fit_takes_the_next_folder(tmp_path: Path, begun: list[tuple[Path
         with pytest.raises(SystemExit):
             start_supervisor(read_spec(words, os.environ))
         assert not reserve(tmp_path / "run")
+        monkeypatch.setenv(LAUNCH_VARIABLE, "second")
+        launched = reserve_run(read_spec(words, os.environ).given)
+    monkeypatch.delenv(LAUNCH_VARIABLE)
     assert reserve_run(read_spec(words, os.environ).given).folder == tmp_path / "run"
 
     assert [folder.name for folder, _ in begun] == ["run-2"]
+    assert launched == ChosenRun(tmp_path / "run-2", is_new=True)
 
 
 def test_locked_folder_is_in_use_for_other_processes_only(tmp_path: Path) -> None:

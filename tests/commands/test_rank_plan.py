@@ -15,7 +15,9 @@ from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.commands import rank_plan
 from yolo_lightning.commands.rank_plan import PLAN_VARIABLE, plan_of_all_ranks
 from yolo_lightning.commands.run_plan import Run
+from yolo_lightning.supervision.run_lock import read_holder
 from yolo_lightning.utils.rank_store import RankStore
+from yolo_lightning.utils.run_files import LOCK_FILE
 
 OPTIONS = {"model.variant": "yolov8n", "data.root": "data", "supervision.notify.token": "a"}
 
@@ -50,6 +52,15 @@ def test_second_rank_follows_the_plan_of_the_first_rank(fit: Callable[[], Run], 
     of_host = {**OPTIONS, "data.root": "elsewhere", "supervision.notify.token": "b"}
     assert outcomes(fit, of_host) == [fit(), fit()]
     assert run_folder.read_launch(tmp_path / "run") is not None
+
+
+def test_planned_run_is_reserved_for_the_launch(fit: Callable[[], Run], tmp_path: Path) -> None:
+    """Another launch, which starts while this one opens its data, must not record itself in the folder."""
+    outcomes(fit, OPTIONS)
+    holder = read_holder(tmp_path / "run" / LOCK_FILE)
+    assert holder is not None
+    assert holder.is_own
+    assert holder.is_starting
 
 
 def test_other_option_of_the_second_rank_ends_both(fit: Callable[[], Run]) -> None:

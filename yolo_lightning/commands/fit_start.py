@@ -74,8 +74,6 @@ def choose_run(options: Mapping[str, Any]) -> ChosenRun:
     file = None  # of a remote checkpoint, which belongs to no run of this machine
     if checkpoint is not None and not is_remote(checkpoint):
         file = local_checkpoint(checkpoint)
-    if launch is not None:
-        return ChosenRun(run_folder.folder_to_fit(base, file, mirror), checkpoint)
     folder = run_folder.folder_to_fit(base, file, mirror, in_use)
     return ChosenRun(folder, checkpoint, is_new=not has_checkpoint(folder))
 

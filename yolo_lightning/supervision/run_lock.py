@@ -44,8 +44,10 @@ class RunInUseError(UserError):
 
 
 @contextmanager
-def run_lock(folder: Path, marker: str = "") -> Iterator[Holder | None]:
+def run_lock(folder: Path, marker: str = "", *, is_starting: bool = False) -> Iterator[Holder | None]:
     """Lock the run folder for the block; yield the last holder if the lock file is readable.
+
+    With `is_starting`, the folder is reserved for this process after the block (see `reserve`).
 
     The kernel releases the lock at the end of the process. The file remains, because two processes could otherwise lock
     two files with the same name. Child processes do not inherit the lock.
@@ -64,7 +66,7 @@ def run_lock(folder: Path, marker: str = "") -> Iterator[Holder | None]:
                 f"{who} trains in {folder} already: wait until it has ended, end it, or choose another run folder"
             )
         before = read_holder(path)
-        _note(file, marker, is_starting=False)
+        _note(file, marker, is_starting=is_starting)
         yield before
 
 
