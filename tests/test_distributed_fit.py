@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.cli import LightningCLI
-from torch.distributed import DistStoreError
+from torch.distributed import DistStoreError, HashStore
 
 from tests.conftest import REPOSITORY, TINY, data_options
 from tests.helpers.program import COMMAND, run_python
+from yolo_lightning import cli
+from yolo_lightning.utils.rank_store import RankStore
 
 HELPER = str(REPOSITORY / "tests" / "helpers" / "fail_once.py")
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -312,6 +314,23 @@ def test_batch_norm_over_processes_is_refused_on_a_cpu(
         run("fit", "--trainer.sync_batchnorm", "true", *processes)
     assert ended.value.code == 2
     assert "trainer.sync_batchnorm must be false on a CPU, got true" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("started", "devices"), [(2, "auto"), (1, "2")])
+def test_another_number_of_devices_than_processes_is_named(
+    run: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    started: int,
+    devices: str,
+) -> None:
+    monkeypatch.setattr(cli, "connect_ranks", lambda timeout: RankStore(HashStore(), 0, started))
+    monkeypatch.setattr(cli, "plan_of_all_ranks", lambda ranks, options, plan: plan())
+    with pytest.raises(SystemExit) as ended:
+        run("fit", "--trainer.devices", devices, "--data.batch_size", "4")
+    assert ended.value.code == 2
+    problem = f"must be {started}, the number of processes that torchrun has started, got {3 - started} x 1: set"
+    assert problem in capsys.readouterr().err
 
 
 def test_missing_process_is_reported_in_a_line(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_store import RankStore, connect_ranks
 from yolo_lightning.utils.rank_zero import mark_lines
-from yolo_lightning.utils.slurm import require_whole_launch
+from yolo_lightning.utils.slurm import is_slurm_task, require_whole_launch
 from yolo_lightning.utils.tensorboard import Curves
 from yolo_lightning.utils.terminal import has_cursor_control
 from yolo_lightning.utils.trainer_callbacks import callbacks_of
@@ -225,6 +225,14 @@ class YOLOCLI(LightningCLI):
         place = trainer.strategy.root_device.type
         if config["sync_batchnorm"] and trainer.world_size > 1 and place == "cpu":
             raise UserError("trainer.sync_batchnorm must be false on a CPU, got true: PyTorch's layer requires GPUs.")
+        if self._ranks is not None and trainer.num_devices * trainer.num_nodes != self._ranks.size:
+            # Lightning compares them after the setup of a fit, and never for one device.
+            starter = "srun" if is_slurm_task() else "torchrun"
+            raise UserError(
+                f"trainer.devices x trainer.num_nodes must be {self._ranks.size}, the number of processes that {starter} "
+                f"has started, got {trainer.num_devices} x {trainer.num_nodes}: set trainer.devices to the number of "
+                "processes of each machine"
+            )
         return trainer
 
     def _complete(self, chosen: list[Callback]) -> None:
