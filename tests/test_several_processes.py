@@ -77,6 +77,14 @@ def test_normalization_statistics_are_those_of_the_first_rank_or_the_mean_in_one
     assert first["exchanges"] == 1
 
 
+def test_normalization_statistics_of_a_rank_without_a_batch_are_those_of_the_other_rank(
+    found: list[dict[str, Any]],
+) -> None:
+    """Batches of one image as small as the stride are left out, and a rank can have no other batch."""
+    for of_rank in found:
+        torch.testing.assert_close(of_rank["statistics"]["of_second"], of_rank["statistics"]["of_batch"])
+
+
 def test_predictions_are_gathered_once_each(found: list[dict[str, Any]]) -> None:
     for of_rank in found:
         assert sorted(of_rank["scores"]["ids"]) == sorted(detections.image_id for detections, _ in FRAMES)

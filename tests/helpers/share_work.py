@@ -102,7 +102,21 @@ def statistics_of_ranks() -> dict[str, Any]:
     shared = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     with patch.object(dist, "all_reduce", wraps=dist.all_reduce) as exchange:
         recompute_statistics(network, [number * torch.rand(2, 1, 4, 4)], ranks=dist.get_world_size())
-    return {"shared": shared, "recomputed": network.state_dict(), "exchanges": exchange.call_count}
+    recomputed = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    exchanges = exchange.call_count
+    torch.manual_seed(1)
+    batch = torch.rand(2, 1, 4, 4)
+    recompute_statistics(network, [batch] if dist.get_rank() else [], ranks=dist.get_world_size())
+    of_second = {name: tensor.clone() for name, tensor in statistics_of(network).items()}
+    recompute_statistics(network, [batch])
+    of_batch = statistics_of(network)
+    return {
+        "shared": shared,
+        "recomputed": recomputed,
+        "exchanges": exchanges,
+        "of_second": of_second,
+        "of_batch": of_batch,
+    }
 
 
 class FullDisk(AtomicCheckpointIO):

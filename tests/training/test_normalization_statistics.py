@@ -106,15 +106,25 @@ def test_statistics_of_frozen_parts_are_kept() -> None:
     assert model[3].running_mean.tolist() == [7, 7]
 
 
-def test_several_ranks_get_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("own", "other", "difference"), [(1, 1, 0.5), (1, 0, 0.0), (0, 1, 1.0)])
+def test_several_ranks_get_the_mean(monkeypatch: pytest.MonkeyPatch, own: int, other: int, difference: float) -> None:
+    """Of the ranks that have a batch; all ranks take part in the exchange."""
     model = network()
     whole = network()
     recompute_statistics(whole, batches(1))
-    other = [statistic.clone() + 1 for name, statistic in whole.named_buffers() if name.endswith(("mean", "var"))]
-    monkeypatch.setattr(
-        normalization_statistics, "sum_over_ranks", lambda statistics: statistics.add_(torch.cat(other))
-    )
-    recompute_statistics(model, batches(1), ranks=2)
+    larger = [statistic + 1 for name, statistic in whole.named_buffers() if name.endswith(("mean", "var"))]
+    of_other = torch.cat([*larger, torch.ones(1)]) * other
+    monkeypatch.setattr(normalization_statistics, "sum_over_ranks", lambda statistics: statistics.add_(of_other))
+    recompute_statistics(model, batches(1) if own else [], ranks=2)
     for norm_layer, alone in ((model[1], whole[1]), (model[3], whole[3])):
-        torch.testing.assert_close(norm_layer.running_mean, alone.running_mean + 0.5)
-        torch.testing.assert_close(norm_layer.running_var, alone.running_var + 0.5)
+        torch.testing.assert_close(norm_layer.running_mean, alone.running_mean + difference)
+        torch.testing.assert_close(norm_layer.running_var, alone.running_var + difference)
+
+
+def test_ranks_without_a_batch_keep_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    before = {name: statistic.clone() for name, statistic in model.named_buffers()}
+    monkeypatch.setattr(normalization_statistics, "sum_over_ranks", lambda statistics: statistics)
+    with pytest.raises(StatisticsError, match="there is no batch of images"):
+        recompute_statistics(model, [], ranks=2)
+    torch.testing.assert_close(dict(model.named_buffers()), before, rtol=0, atol=0)

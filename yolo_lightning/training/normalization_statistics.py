@@ -75,6 +75,24 @@ def share_statistics(network: nn.Module) -> None:
         _exchange(statistics, broadcast_of_first_rank)
 
 
+def _mean_over_ranks(statistics: Mapping[str, Tensor], *, has_batches: bool) -> bool:
+    """Replace the statistics by their means over the ranks with batches; a collective call.
+
+    Returns:
+        Whether a rank has batches.
+    """
+    tensors = [*statistics.values()]
+    ranks = tensors[0].new_tensor([has_batches])
+    if not has_batches:
+        torch._foreach_zero_(tensors)
+    _exchange({**statistics, "ranks": ranks}, sum_over_ranks)
+    with during(Activity.DEVICE_WAIT):
+        is_known = bool(ranks > 0)
+    if is_known:
+        torch._foreach_div_(tensors, ranks.squeeze())
+    return is_known
+
+
 @torch.no_grad()
 def recompute_statistics(
     network: nn.Module, batches: Iterable[Tensor], frozen: tuple[str, ...] = (), ranks: int = 1
@@ -87,12 +105,13 @@ def recompute_statistics(
 
     Args:
         network: The network.
-        batches: Inputs of the network, `(B, C, H, W)` floating point, at least one batch; equally many in each rank.
+        batches: Inputs of the network, `(B, C, H, W)` floating point, at least one batch.
         frozen: Names of parts whose statistics are kept, see `freeze_parts`.
-        ranks: Number of ranks that call the function, each with its own batches; all get the mean.
+        ranks: Number of ranks that call the function, each with its own batches; all get the mean of the ranks that
+            have a batch, at least one.
 
     Returns:
-        Number of batches; 0 without a layer that has running statistics.
+        Number of batches of this rank; 0 without a layer that has running statistics.
 
     Raises:
         StatisticsError: If there is no batch, or a statistic is not finite.
@@ -115,11 +134,12 @@ def recompute_statistics(
                 # The cumulative average, also for layers whose kernels need a number as momentum.
                 layer.momentum = 1 / count
             network(batch)
-        if not count:
-            raise StatisticsError("there is no batch of images")
         statistics = statistics_of(network, frozen)
-        if ranks > 1:
-            _exchange(statistics, lambda values: sum_over_ranks(values).div_(ranks))
+        has_batches = count > 0
+        if ranks > 1:  # also in a rank without a batch, for which the other ranks would wait
+            has_batches = _mean_over_ranks(statistics, has_batches=has_batches)
+        if not has_batches:
+            raise StatisticsError("there is no batch of images")
         with during(Activity.DEVICE_WAIT):
             is_finite = bool(torch.cat([*statistics.values()]).isfinite().all())  # one wait for all layers
         if not is_finite:
