@@ -229,9 +229,9 @@ class YOLOCLI(LightningCLI):
             # Lightning compares them after the setup of a fit, and never for one device.
             starter = "srun" if is_slurm_task() else "torchrun"
             raise UserError(
-                f"trainer.devices x trainer.num_nodes must be {self._ranks.size}, the number of processes that {starter} "
-                f"has started, got {trainer.num_devices} x {trainer.num_nodes}: set trainer.devices to the number of "
-                "processes of each machine"
+                f"trainer.devices x trainer.num_nodes must be {self._ranks.size}, the number of processes that "
+                f"{starter} has started, got {trainer.num_devices} x {trainer.num_nodes}: set trainer.devices to the "
+                "number of processes of each machine"
             )
         return trainer
 

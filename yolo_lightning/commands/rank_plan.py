@@ -76,8 +76,8 @@ def _first_plan(plan: Callable[[], Run], launch: LaunchRecord) -> dict[str, Any]
     checkpoint = None if run.checkpoint is None else run.checkpoint.absolute()
     run = replace(run, folder=run.folder.absolute(), checkpoint=checkpoint)
     if run.is_fit and not run.is_finished:
-        # The record of a run in use remains. Another launch that starts before the training has its lock chooses another
-        # folder.
+        # The record of a run in use remains. Another launch that starts before the training locks the folder chooses
+        # another one.
         with run_lock(run.folder, is_starting=True):
             run_folder.note_launch(run.folder, launch)
     return {"run": asdict(run), "launch": asdict(launch)}
