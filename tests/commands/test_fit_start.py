@@ -376,6 +376,25 @@ def test_second_fit_takes_the_next_folder(
     assert launched == ChosenRun(tmp_path / "run-2", is_new=True)
 
 
+def test_launch_may_resume_its_run_after_the_deadline_and_begins_no_run_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restarted or requeued launch has the same options as its first start."""
+    options = {"trainer.default_root_dir": str(tmp_path / "run"), "finish_by": "2020-01-01T00:00"}
+    monkeypatch.delenv(MARKER_VARIABLE, raising=False)
+    monkeypatch.setenv(LAUNCH_VARIABLE, "first")
+    empty_checkpoint(tmp_path / "run", 1)
+    write_json(tmp_path / "run/launch.json", {"id": "first", "attempt": "a"})
+    check_deadline(options)
+    assert choose_run(options) == ChosenRun(tmp_path / "run", resumes=True, is_restart=True)
+    monkeypatch.setenv(LAUNCH_VARIABLE, "second")
+    with pytest.raises(ValueError, match="finish_by must be in the future, got 2020-01-01T00:00"):
+        choose_run(options)
+    monkeypatch.delenv(LAUNCH_VARIABLE)
+    with pytest.raises(ValueError, match="finish_by must be in the future, got 2020-01-01T00:00"):
+        check_deadline(options)
+
+
 def test_locked_folder_is_in_use_for_other_processes_only(tmp_path: Path) -> None:
     with run_lock(tmp_path):
         assert not in_use(tmp_path)

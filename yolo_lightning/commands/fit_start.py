@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.remote_folder import is_remote, local_checkpoint
 from yolo_lightning.checkpoints.resume import checked
-from yolo_lightning.commands.trainer_limits import resumes
+from yolo_lightning.commands.trainer_limits import check_deadline_of_new_run, resumes
 from yolo_lightning.commands.unattended import unattended
 from yolo_lightning.options.command_names import PROGRAM
 from yolo_lightning.options.run_spec import RunSpec
@@ -71,6 +71,8 @@ def choose_run(options: Mapping[str, Any]) -> ChosenRun:
         checkpoint = str(checked(checkpoint, base))
     if restarted is not None:
         return ChosenRun(restarted, checkpoint, is_restart=True)
+    if launch is not None:
+        check_deadline_of_new_run(options)
     file = None  # of a remote checkpoint, which belongs to no run of this machine
     if checkpoint is not None and not is_remote(checkpoint):
         file = local_checkpoint(checkpoint)

@@ -14,6 +14,7 @@ from typing import Any
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.trainer import is_supervised
 from yolo_lightning.utils.choices import AUTO
+from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.host import available_cores
 from yolo_lightning.utils.moment import parse_moment
 from yolo_lightning.utils.nested_keys import section
@@ -104,7 +105,10 @@ def check_length(options: Mapping[str, Any]) -> None:
 
 
 def check_deadline(options: Mapping[str, Any]) -> None:
-    """Raise a UserError for a fit with a deadline that is malformed or, for a new run, past."""
+    """Raise a UserError for a fit with a deadline that is malformed or, for a new run, past.
+
+    `choose_run` checks a launch by torchrun or srun, when it is known whether the launch has begun a run before.
+    """
     finish_by = options.get("finish_by")
     max_hours = options.get("max_hours")
     if max_hours is not None or finish_by is not None:
@@ -121,8 +125,17 @@ def check_deadline(options: Mapping[str, Any]) -> None:
         if finish_by is not None or max_hours is not None:
             raise UserError(f"deadline must not be set with finish_by or max_hours, got {deadline}: remove --deadline")
     if finish_by is not None:
+        parse_moment("finish_by", str(finish_by))
+        if not resumes(options) and not is_supervised() and launch_id() is None:  # a launch may resume its run
+            check_deadline_of_new_run(options)
+
+
+def check_deadline_of_new_run(options: Mapping[str, Any]) -> None:
+    """Raise a UserError for a `finish_by` that is past."""
+    finish_by = options.get("finish_by")
+    if finish_by is not None:
         moment = parse_moment("finish_by", str(finish_by))
-        if moment.timestamp() <= time.time() and not resumes(options) and not is_supervised():
+        if moment.timestamp() <= time.time():
             raise UserError(f"finish_by must be in the future, got {moment.isoformat()}")
 
 
