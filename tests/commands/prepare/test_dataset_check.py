@@ -1,5 +1,7 @@
 """`prepare --check`: duplicates across splits, boxes, unreadable files, exit code and picture."""
 
+import json
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -109,6 +111,20 @@ def test_frames_per_month_are_counted(look_alike: Path, index_root: Path, capsys
     shown = " ".join(capsys.readouterr().out.split())
     assert "train 2020-05: " in shown
     assert "2021-04: " in shown
+
+
+def test_damaged_jpeg_data_are_found_beside_a_packed_store(
+    look_alike: Path, tmp_path: Path, index_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(look_alike, root)
+    name = json.loads((root / "Train.json").read_text())["images"][3]["file_name"]
+    content = (root / name).read_bytes()
+    (root / name).write_bytes(content[: len(content) * 2 // 3] + content[-2:])
+    pack_frames(str(root), index_root=str(index_root), workers=1)
+    with pytest.raises(SystemExit):
+        pack_frames(str(root), index_root=str(index_root), check=True, picture=str(tmp_path / "check.png"))
+    assert "have damaged JPEG data" in " ".join(capsys.readouterr().out.split())
 
 
 def test_nearest_frame_is_found_in_every_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -18,7 +19,7 @@ from yolo_lightning.data.formats.frame_checks import check_depth, describe_value
 from yolo_lightning.data.formats.ltdv2 import OFFICIAL_FILES, LTDv2Format
 from yolo_lightning.data.formats.yolo import YoloFormat
 from yolo_lightning.data.layouts.choose_layout import check_layout, refuse_other_layout
-from yolo_lightning.data.storage.choose_storage import DOWNLOAD, open_original
+from yolo_lightning.data.storage.choose_storage import DOWNLOAD, ENCODED, open_original
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packing import (
     ShardFrames,
@@ -71,7 +72,8 @@ def pack_frames(
         annotations: Annotation files whose frames are packed, relative to `root`; null selects the existing files of
             Train.json, Valid.json and TestNoLabels.json.
         store: Folder to write; null is `packed` in `root`.
-        storage: Storage to read, the extracted folder or frames.zip; auto selects the folder if it exists.
+        storage: Storage to read, the extracted folder or frames.zip; auto selects the folder if it exists. `check`
+            reads the packed store if there is neither.
         index_root: Folder of the packed annotation index; null is `yolo_lightning` in the user's cache folder.
         workers: Number of decoding threads; null is the number of cores.
         bits: Bits per pixel of the frames, 16 for gray PNG and TIFF files of uint16; percentiles of the pixel values of
@@ -93,7 +95,7 @@ def pack_frames(
     if root is None and format_class(format) is not YoloFormat:
         raise UserError(f"--root must be the dataset folder with --format {format}, got null")
     if check:
-        _check(root, format, source, picture)
+        _check(root, format, replace(source, store=store), picture)
         return
     if format != LTDv2Format.accepted:
         raise UserError(f"format must be ltdv2, got {format}: other datasets are read without packing, see --check")
@@ -148,6 +150,10 @@ def _frame_bytes(folder: Path, annotations: Sequence[str], index_root: str | Non
 
 def _check(root: str | None, format: str, source: StorageSettings, picture: str | None) -> None:
     """Print the findings of `check_dataset`; exit with code 1 if one is bad."""
+    if root is not None and source.kind == "auto":
+        # A packed store contains pixels only, in which damaged JPEG data cannot be recognized.
+        originals = [storage.kind for storage in ENCODED if storage.exists(user_path(root), source)]
+        source = replace(source, kind=originals[0] if originals else "auto")
     settings = DatasetSettings(None if root is None else user_path(root), format, storage=source)
     check_layout(settings)
     dataset = open_format(settings)
