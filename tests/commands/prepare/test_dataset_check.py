@@ -127,6 +127,25 @@ def test_damaged_jpeg_data_are_found_beside_a_packed_store(
     assert "have damaged JPEG data" in " ".join(capsys.readouterr().out.split())
 
 
+def test_frames_with_16_bits_are_read(
+    check: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check()
+    for file in tmp_path.glob("images/*/*.png"):
+        gray = cv2.imread(str(file), cv2.IMREAD_GRAYSCALE)
+        assert gray is not None
+        cv2.imwrite(str(file), 7000 + 8 * gray.astype(np.uint16))
+    options: dict[str, Any] = {"format": str(tmp_path / "data.yaml"), "check": True}
+    options["picture"] = str(tmp_path / "check.png")
+    with pytest.raises(SystemExit):
+        pack_frames(**options)
+    assert "prepare: --bits 16" in " ".join(capsys.readouterr().out.split())
+    pack_frames(**options, bits=16)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "all 5 frames can be read" in output
+    assert "0 of 2 frames of valid differ from a frame of train" in output
+
+
 def test_nearest_frame_is_found_in_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("yolo_lightning.commands.prepare.dataset_check.BLOCK", 2)
     thumbnails = np.random.default_rng(0).integers(0, 250, (5, 256)).astype(np.uint8)

@@ -77,7 +77,8 @@ def pack_frames(
         index_root: Folder of the packed annotation index; null is `yolo_lightning` in the user's cache folder.
         workers: Number of decoding threads; null is the number of cores.
         bits: Bits per pixel of the frames, 16 for gray PNG and TIFF files of uint16; percentiles of the pixel values of
-            some frames are printed. Training with `data.input.pixel_range.mode` requires a store of 16-bit frames.
+            some frames are printed. Training with `data.input.pixel_range.mode` requires a store of 16-bit frames. With
+            `check`, each frame is mapped by its own percentiles.
         verify: Verify the checksums of existing shards, and pack damaged shards again.
         check: Only check a dataset of any format: unreadable frames, equal frames and near-duplicates in two splits,
             boxes, classes, empty frames, months and hours. Exit code 1 if a finding is bad.
@@ -95,7 +96,7 @@ def pack_frames(
     if root is None and format_class(format) is not YoloFormat:
         raise UserError(f"--root must be the dataset folder with --format {format}, got null")
     if check:
-        _check(root, format, replace(source, store=store), picture)
+        _check(root, format, replace(source, store=store), bits, picture)
         return
     if format != LTDv2Format.accepted:
         raise UserError(f"format must be ltdv2, got {format}: other datasets are read without packing, see --check")
@@ -148,7 +149,7 @@ def _frame_bytes(folder: Path, annotations: Sequence[str], index_root: str | Non
     return dict(sorted(sizes.items()))
 
 
-def _check(root: str | None, format: str, source: StorageSettings, picture: str | None) -> None:
+def _check(root: str | None, format: str, source: StorageSettings, bits: int, picture: str | None) -> None:
     """Print the findings of `check_dataset`; exit with code 1 if one is bad."""
     if root is not None and source.kind == "auto":
         # A packed store contains pixels only, in which damaged JPEG data cannot be recognized.
@@ -165,9 +166,13 @@ def _check(root: str | None, format: str, source: StorageSettings, picture: str 
     from yolo_lightning.commands.contact_sheet import draw_rows  # imports torch
     from yolo_lightning.commands.prepare.dataset_check import check_dataset
     from yolo_lightning.data.datamodule import DetectionDataModule
+    from yolo_lightning.data.input_settings import InputSettings
+    from yolo_lightning.data.transforms.pixel_range import PixelRange
 
     hide_harmless_messages()
-    data = DetectionDataModule(root, format, storage=source)
+    # Percentiles of each frame, because the range of the camera is unknown.
+    pixel_range = PixelRange("frame") if bits == 16 else PixelRange()
+    data = DetectionDataModule(root, format, storage=source, input=InputSettings(pixel_range=pixel_range))
     findings, rows = check_dataset(data)
     show_findings(wide_console(), findings)
     if rows:
