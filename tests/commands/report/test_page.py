@@ -7,7 +7,7 @@ import pytest
 
 from tests.commands.monitor.known_states import NOW_S, STATUS
 from tests.commands.report.run_folder_maker import CLASS_NAMES, METRICS_TEXT, OTHER, make_run, record
-from yolo_lightning.commands.report.page import render
+from yolo_lightning.commands.report.page import render, training_facts
 from yolo_lightning.commands.report.read_report import read_contents, state
 from yolo_lightning.evaluation.drawing import class_colour
 from yolo_lightning.supervision.run_status import write_status
@@ -250,3 +250,24 @@ def test_list_cannot_name_a_file_outside(tmp_path: Path) -> None:
 def test_summary_contains_the_deadline(tmp_path: Path) -> None:
     write_status(replace(STATUS, deadline_s=1e9, deadline_problem="40 s are left"), tmp_path / "status.json")
     assert re.fullmatch(r"not finished; deadline \d\d Sep 2001 \d\d:46; 40 s are left", state(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("place", "per_epoch", "epochs", "time_per_epoch"),
+    [
+        ({"epoch": 1, "batch": 20, "step": 40}, 20, 2.0, "25 s"),
+        ({"epoch": 1, "batch": 25, "step": 45}, 100, 1.2, "42 s"),  # status.json can be newer than the last row
+        ({"epoch": 2, "batch": 0, "step": 40}, 20, 2.0, "25 s"),
+    ],
+)
+def test_epoch_that_has_not_ended_counts_by_its_batches(
+    tmp_path: Path, place: dict[str, int], per_epoch: int, epochs: float, time_per_epoch: str
+) -> None:
+    (tmp_path / "metrics.csv").write_text(METRICS_TEXT)
+    status = replace(STATUS, epochs=15, batches_per_epoch=per_epoch, last_epoch_batches=None)
+    write_status(replace(status, **place), tmp_path / "status.json")
+    contents = read_contents(tmp_path)
+    facts = training_facts(contents)
+    assert facts["epochs"] == f"{epochs:g} of 15"
+    assert facts["time per epoch"] == time_per_epoch
+    assert contents.metrics.trained_epochs()[-1] == pytest.approx(epochs)

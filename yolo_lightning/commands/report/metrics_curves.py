@@ -33,6 +33,7 @@ class Metrics:
     # `(R,)` values by logged name, sorted by step and time; NaN if a row has no value
     columns: dict[str, Float64Array] = field(default_factory=lambda: {name: np.zeros(0) for name in FIXED_COLUMNS})
     unreadable: int = 0  # number of lines that could not be parsed
+    last_epoch_share: float = 1.0  # part of the last epoch that was trained up to the last row, > 0 and <= 1
 
     @property
     def is_empty(self) -> bool:
@@ -62,7 +63,9 @@ class Metrics:
         epochs = self.columns["epoch"]
         numbers = np.unique(epochs)
         last_steps = [steps[epochs == number].max() for number in numbers]
-        return np.asarray(np.interp(steps, [0, *last_steps], [0, *(numbers + 1)]), np.float64)
+        ends = numbers + 1
+        ends[-1:] -= 1 - self.last_epoch_share
+        return np.asarray(np.interp(steps, [0, *last_steps], [0, *ends]), np.float64)
 
 
 def read_metrics(path: Path) -> Metrics:

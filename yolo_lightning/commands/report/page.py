@@ -130,10 +130,10 @@ def training_facts(contents: Contents) -> dict[str, str]:
         return {}
     columns = contents.metrics.columns
     trained_s = float(columns["time_s"].max())
-    epochs = int(columns["epoch"].max()) + 1
+    epochs = float(columns["epoch"].max()) + contents.metrics.last_epoch_share
     planned = "" if contents.epochs is None else f" of {contents.epochs:,}"
     pairs = {
-        "epochs": f"{epochs:,}{planned}",
+        "epochs": f"{epochs:,.1f}".removesuffix(".0") + planned,
         "trained": f"{columns['step'].max():,.0f} batches, {duration(trained_s)}",
         "time per epoch": duration(trained_s / epochs),
     }

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.ultralytics_metrics import ThresholdCurves, threshold_curves
 from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
-from yolo_lightning.supervision.run_status import SupervisorStatus, read_status
+from yolo_lightning.supervision.run_status import Status, SupervisorStatus, read_status
 from yolo_lightning.supervision.watches import WatchFinding
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import SECRET, redacted
@@ -112,6 +112,8 @@ def read_contents(folder: Path) -> Contents:
     incidents = [reader.read(path, read_incident) for path in reports]
     evaluations = [_read_evaluation(folder, stage, reader) for stage in ("val", "test")]
     status = read_status(folder / run_files.STATUS_FILE)
+    if status is not None:
+        metrics = replace(metrics, last_epoch_share=share_of_last_epoch(metrics, status))
     if not isinstance(settings, dict):
         settings = {}
     return Contents(
@@ -131,6 +133,18 @@ def read_contents(folder: Path) -> Contents:
         configurations={name: as_text(options) for name, options in configurations.items()},
         problems=tuple(reader.problems),
     )
+
+
+def share_of_last_epoch(metrics: Metrics, status: Status) -> float:
+    """Return the part of the last epoch that was trained up to the last row of the metrics; 1 if it is unknown.
+
+    A fit that runs, was interrupted or ends by a deadline has trained a part of its last epoch.
+    """
+    if metrics.is_empty or not status.batches_per_epoch or status.epoch != metrics.columns["epoch"].max():
+        return 1.0
+    began_at_step = status.step - status.batch
+    share = float(metrics.columns["step"].max() - began_at_step) / status.batches_per_epoch
+    return share if 0 < share < 1 else 1.0
 
 
 def state(folder: Path) -> str:
