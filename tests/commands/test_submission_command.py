@@ -146,6 +146,17 @@ def test_score_writes_what_the_organisers_write(
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
+def test_tilde_is_the_home_folder(
+    call: Callable[..., int], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert call("score", "~/predictions.json", "~/Valid.json", "--json", "~/scores.json") == 0
+    assert (folder / "scores.json").is_file()
+    assert not list(Path().iterdir())
+
+
 def test_missing_frames_count_as_empty(call: Callable[..., int], folder: Path) -> None:
     with changed(folder / "predictions.json") as content:
         for image_id in IDS[:4:2]:

@@ -10,6 +10,7 @@ from tempfile import TemporaryFile
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.terminal import has_cursor_control
 
 LINE_INTERVAL_S = 30.0
@@ -83,7 +84,7 @@ def check_writable(file: str | Path | None, suffix: str) -> None:
     """
     if file is None:
         return
-    target = Path(file)
+    target = user_path(file)
     if target.is_dir():
         raise UserError(f"{target} must be a file, got a folder. Did you mean {target / 'NAME'}?")
     if target.suffix.lower() != suffix:

@@ -22,6 +22,7 @@ from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.evaluation.drawing import Image, class_colour, resized, with_boxes
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.paths import user_path
 from yolo_lightning.utils.plain_text import without_math
 
 CELL_PX = 306
@@ -56,6 +57,7 @@ def contact_sheet(
         UserError: If an option is out of range, or the data cannot be used.
     """
     check_range("samples", samples, *SHEET_SAMPLES.split(", "))
+    output = user_path(output)
     check_writable(output, ".png")
     frames = data.open("train")
     chosen = spread_frames(frames, samples)

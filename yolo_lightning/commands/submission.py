@@ -15,7 +15,7 @@ from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import write_json
-from yolo_lightning.utils.paths import real_path
+from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.plain_text import printable
 
 
@@ -26,8 +26,8 @@ def check(file: str, template: str | None = None) -> None:
         file: Submission, .json or .zip.
         template: The organisers' template, or the JSON of the split; null omits the check for missing and foreign ids.
     """
-    report = check_submission(Path(file), _read_template(template))
-    show(Path(file), report)
+    report = check_submission(user_path(file), _read_template(template))
+    show(user_path(file), report)
     if template is None:
         print("note: missing and foreign ids cannot be detected without a template")
     if report.problems:
@@ -46,14 +46,14 @@ def score(file: str, truth: str, json: str | None = None) -> None:
     """
     check_writable(json, ".json")
     try:
-        expected, objects = read_truth(Path(truth))
+        expected, objects = read_truth(user_path(truth))
     except UserError as error:
         raise UserError(f"truth: {error}; the order is submission score SUBMISSION ANNOTATIONS") from error
     if not len(objects.labels):
         raise UserError(f"{truth} has no annotated box: use a labelled split")
-    report = check_submission(Path(file), expected)
+    report = check_submission(user_path(file), expected)
     if report.problems:
-        show(Path(file), report)
+        show(user_path(file), report)
     if report.content is None or not all(problem.tolerated for problem in report.problems):
         print("not scored: correct the file first, see `submission check`")
         raise SystemExit(1)
@@ -66,8 +66,8 @@ def score(file: str, truth: str, json: str | None = None) -> None:
     scores = drift_scores(match_submission(report.content, objects))
     rich.print(score_table(scores, CLASS_NAMES))
     if json is not None:
-        with writing(Path(json)):
-            write_json(Path(json), organisers_scores(scores), indent=4)
+        with writing(user_path(json)):
+            write_json(user_path(json), organisers_scores(scores), indent=4)
 
 
 def fuse(
@@ -145,7 +145,7 @@ def rescore(
         template: As in `fuse`, for `file`.
     """
     target = _target(output, [file, known])
-    expected, objects = read_truth(Path(truth))
+    expected, objects = read_truth(user_path(truth))
     if not len(objects.labels):
         raise UserError(f"truth must have annotated boxes, got none in {truth}: use a labelled split")
     if expected.frame_size is None:
@@ -172,8 +172,8 @@ def rescore(
     with writing(target):
         write_submission(entries(result), target)
     if models is not None:
-        with writing(Path(models)):
-            write_models(taught, Path(models))
+        with writing(user_path(models)):
+            write_models(taught, user_path(models))
     print(f"better on {comparison.where}; {target}: {_counts(result)}")
 
 
@@ -181,13 +181,13 @@ def _read_template(file: str | None) -> Template | None:
     """Return the images and the frame size that submissions must have, or None without a template."""
     if file is None:
         return None
-    template, _ = read_truth(Path(file))
+    template, _ = read_truth(user_path(file))
     return template
 
 
 def _target(output: str, files: Sequence[str]) -> Path:
-    target = Path(output)
-    if target.suffix not in (".json", ".zip") or real_path(target) in [real_path(Path(file)) for file in files]:
+    target = user_path(output)
+    if target.suffix not in (".json", ".zip") or real_path(target) in [real_path(user_path(file)) for file in files]:
         raise UserError(f"output must be another file than those to read and end in .json or .zip, got {output}")
     return target
 
@@ -196,7 +196,7 @@ def _contents_of(files: Sequence[str], template: Template | None) -> list[Conten
     """Return the contents of submissions without errors that have the images of `template`, if any, or equal ones."""
     contents: list[Content] = []
     for file in files:
-        report = check_submission(Path(file), template)
+        report = check_submission(user_path(file), template)
         if report.content is None or report.problems:
             raise UserError(f"{file} has errors, see `submission check {file}`: {report.problems[0].what}")
         contents.append(report.content)

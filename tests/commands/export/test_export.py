@@ -117,6 +117,12 @@ def test_statistics_beyond_half_precision_keep_the_network_in_float32(
     assert statistics[0] == pytest.approx(variance, rel=1e-3)
 
 
+def test_tilde_in_the_output_is_the_home_folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    export(checkpoint=str(trained), output="~/a.pt")
+    assert (tmp_path / "a.pt").is_file()
+
+
 def test_output_must_not_be_the_checkpoint(trained: Path) -> None:
     with pytest.raises(ValueError, match="output must differ from the checkpoint"):
         export(checkpoint=str(trained), output=str(trained))

@@ -28,6 +28,15 @@ def test_report_lands_where_it_is_wanted(run_folder: Path, tmp_path: Path) -> No
     assert not (run_folder / REPORT).exists()
 
 
+def test_tilde_is_the_home_folder(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    main(["report", "~/run", "--output=~/there/a.html"])
+    assert (tmp_path / "there" / "a.html").is_file()
+    assert not list(Path().iterdir())
+
+
 @pytest.mark.parametrize("words", [["nowhere"], [".", "--output", "run/metrics.csv/a.html"]])
 def test_what_cannot_be_is_a_message(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]

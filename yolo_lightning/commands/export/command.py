@@ -14,7 +14,7 @@ from yolo_lightning.commands.console import check_writable
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.choices import check_range
-from yolo_lightning.utils.paths import real_path
+from yolo_lightning.utils.paths import real_path, user_path
 
 Format = Literal["pt", "onnx"]
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -103,7 +103,7 @@ def export(
 def _target(output: str | None, file: Path, checkpoint: str | None, format: Format) -> Path:
     """Return the file to write; raise a UserError if the file cannot be written, or is the checkpoint itself."""
     if output is not None:
-        target = Path(output)
+        target = user_path(output)
     elif checkpoint and is_address(checkpoint):
         target = Path(file.name).with_suffix(f".{format}")
     else:

@@ -6,7 +6,7 @@ from pathlib import Path
 from yolo_lightning.commands.console import check_writable, writing
 from yolo_lightning.commands.monitor.read_run import check_holds_run
 from yolo_lightning.utils.files import write_bytes
-from yolo_lightning.utils.paths import real_path
+from yolo_lightning.utils.paths import real_path, user_path
 from yolo_lightning.utils.run_files import COMPARISON, REPORT
 
 
@@ -23,9 +23,10 @@ def report(runs: list[Path], *, output: Path | None = None) -> None:
         output: HTML file to write; null for `report.html` in the run folder, and for `comparison.html` beside the first
             of several run folders.
     """
+    runs = [user_path(run) for run in runs]
     for run in runs:
         check_holds_run(run)
-    path = output
+    path = None if output is None else user_path(output)
     if path is None and len(runs) == 1:
         path = runs[0] / REPORT
     if path is None:
