@@ -40,6 +40,11 @@ class DetectionSettings:
     one_to_one: bool = False
     tta: bool = False
 
+    @property
+    def has_one_class_per_anchor(self) -> bool:
+        """Whether an anchor of the one-to-one branch is detected as its best class only."""
+        return self.class_agnostic or not self.multi_label
+
     @classmethod
     def of_weights(cls, recorded: Any) -> Self:
         """Return the settings that a file of weights records; missing ones have their defaults, other keys are ignored.

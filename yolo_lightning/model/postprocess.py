@@ -34,8 +34,7 @@ def predictions(
     with during(Activity.DEVICE_WAIT):
         decoded: Tensor = raw[0].detach().float().cpu()
     if settings.one_to_one:
-        best_class_only = settings.class_agnostic or not settings.multi_label
-        decoded = best_boxes(decoded, settings.max_detections, class_agnostic=best_class_only)
+        decoded = best_boxes(decoded, settings.max_detections, class_agnostic=settings.has_one_class_per_anchor)
     kept = non_max_suppression(
         decoded,
         conf_thres=settings.score_threshold,

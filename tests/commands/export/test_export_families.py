@@ -93,6 +93,20 @@ def test_one_to_one_file_chooses_boxes_as_ultralytics(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", ["yolo26n"], indirect=True)
+def test_one_to_one_file_has_as_many_classes_per_box_as_the_validation(checkpoint: Path) -> None:
+    images = sample_images(1, 3, SIZE)
+    positions: dict[bool, list[int]] = {}
+    for multi_label in (True, False):
+        detections = DetectionSettings(one_to_one=True, max_detections=84, multi_label=multi_label)  # 84 anchors
+        network = InferenceNetwork(plain_network(checkpoint), 3, NetworkSettings(detections=detections))
+        with torch.no_grad():
+            boxes = network(images)[0, :, :4]
+        positions[multi_label] = boxes.unique(dim=0, return_counts=True)[1].tolist()
+    assert max(positions[True]) > 1
+    assert max(positions[False]) == 1
+
+
+@pytest.mark.parametrize("checkpoint", ["yolo26n"], indirect=True)
 def test_file_with_other_boxes_is_noticed(checkpoint: Path) -> None:
     network = InferenceNetwork(
         plain_network(checkpoint), 3, NetworkSettings(detections=DetectionSettings(one_to_one=True, max_detections=20))

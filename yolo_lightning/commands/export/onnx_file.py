@@ -62,7 +62,9 @@ class InferenceNetwork(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         decoded: Tensor = self.detector(images)
         if self.detections.one_to_one:
-            return best_boxes(decoded, self.detections.max_detections, class_agnostic=self.detections.class_agnostic)
+            return best_boxes(
+                decoded, self.detections.max_detections, class_agnostic=self.detections.has_one_class_per_anchor
+            )
         return decoded
 
 
