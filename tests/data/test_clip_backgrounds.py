@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,18 @@ from synthetic import draw_dataset
 from tests.helpers.archives import write_zip
 from tests.helpers.data_module import data_module
 from yolo_lightning.commands.prepare.command import pack_frames
+from yolo_lightning.data import clip_backgrounds
 from yolo_lightning.data.clip_backgrounds import LEAST_FRAMES, ClipBackgrounds, median_of, spread, with_difference
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.data.storage.folder_frames import FolderFrames
+from yolo_lightning.data.storage.frames import AbsentFrameError, Frame
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.photometric import random_photometry
 from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.errors import UserError
 
 FRAMES = 20
 STRONG = Augmentation(photometric=1, histogram_match=0.3, inversion=0.3, degrees=5, pixel_transforms=())
@@ -162,6 +166,36 @@ def test_bad_and_quarantined_frames_are_left_out(root: Path, tmp_path: Path, mon
     )
     unreadable = EvaluationDataset(frames, 96)[torn]
     assert (unreadable.readable, unreadable.image.shape, set(unreadable.image.ravel())) == (False, (96, 96, 2), {114})
+
+
+@pytest.mark.parametrize("attempts", [1, 9])
+def test_outage_does_not_become_a_background(
+    root: Path, tmp_path: Path, frames: LabelledFrames, monkeypatch: pytest.MonkeyPatch, attempts: int
+) -> None:
+    """The frames of a clip cannot be read in the first attempts, although their files are listed."""
+    clip = frames.index.clip_name(1)
+    reads: Counter[str] = Counter()
+    read = FolderFrames.read
+
+    def failing(self: FolderFrames, name: str) -> Frame:
+        reads[name] += 1
+        if name.startswith(clip) and reads[name] <= attempts:
+            raise AbsentFrameError(f"{name}: Input/output error")
+        return read(self, name)
+
+    monkeypatch.setattr(clip_backgrounds, "REREAD_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(FolderFrames, "read", failing)
+    backgrounds = module(root, tmp_path).open("train").backgrounds
+    assert backgrounds is not None
+    assert frames.backgrounds is not None
+    if attempts > 2:
+        with pytest.raises(UserError, match=rf"frames of a clip cannot be read at the moment \({clip}/"):
+            backgrounds.build()
+        assert not list(tmp_path.glob("backgrounds-*-*"))
+        return
+    backgrounds.build()
+    for position in range(len(frames)):
+        assert np.array_equal(backgrounds.of(position), frames.backgrounds.of(position))
 
 
 def test_setup_does_not_read_quarantined_frames(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

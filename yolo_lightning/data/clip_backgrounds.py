@@ -5,8 +5,8 @@ objects that move. Frame and background pass through all transforms together. Th
 background.
 """
 
+import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +18,15 @@ import numpy as np
 from yolo_lightning.data.array_types import AnyArray, Int64Array
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.storage.frames import Frame, FrameError
+from yolo_lightning.data.storage.frames import AbsentFrameError, Frame, FrameError
 from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import PADDING
 from yolo_lightning.errors import UserError
 
 LEAST_FRAMES = 15  # of a longer clip, evenly spread; an object is absent if it covers a pixel in less than half of them
+REREAD_PAUSES_S = (1.0, 5.0, 10.0, 30.0, 60.0)
+"""Seconds before each further attempt to read a clip, most of whose frames cannot be read at the moment."""
 CONTRAST = 2  # Factor of the difference, because objects differ little from their surroundings
 IMAGES = "backgrounds"  # `(N, H, W)`, array of the folder
 CLIPS = "clips"  # `(N,)` clip numbers, array of the folder
@@ -87,7 +89,8 @@ class ClipBackgrounds:
         """Compute the backgrounds unless there is a file of the present frames; return the number of clips.
 
         Raises:
-            UserError: If the frames have several sizes, or the file cannot be written.
+            UserError: If the frames have several sizes, most frames of a clip cannot be read at the moment, or the file
+                cannot be written.
         """
         return len(self._arrays[CLIPS])
 
@@ -116,7 +119,9 @@ class ClipBackgrounds:
                 f"data.input.background must be false unless all frames have one size, got true and frames of "
                 f"{len(shapes)} sizes"
             )
-        backgrounds = [self._of_clip(clip, *shapes) for clip in self._clips()]
+        # Found before all reads: in an outage, all frames seem to be missing.
+        missing = frozenset(self.storage.missing(self.index.file_names()))
+        backgrounds = [self._of_clip(clip, missing, *shapes) for clip in self._clips()]
         return {IMAGES: np.stack(backgrounds), CLIPS: np.unique(self.index.clips())}, {}
 
     def _clips(self) -> list[Int64Array]:
@@ -125,13 +130,35 @@ class ClipBackgrounds:
         _, starts = np.unique(self.index.clips()[order], return_index=True)
         return np.split(order, starts[1:])
 
-    def _of_clip(self, positions: Int64Array, shape: tuple[int, int]) -> Frame:
-        frames = []
-        for position in spread(positions.tolist()):
-            if position not in self.quarantined:
-                with suppress(FrameError):  # reported where the frame itself is read
-                    frames.append(self.storage.read(self.index.file_name(position)))
+    def _of_clip(self, positions: Int64Array, missing: frozenset[str], shape: tuple[int, int]) -> Frame:
+        used = [position for position in spread(positions.tolist()) if position not in self.quarantined]
+        names = [name for name in map(self.index.file_name, used) if name not in missing]
+        frames, absences = self._read(names)
+        for pause_s in REREAD_PAUSES_S:
+            if 2 * len(absences) <= len(names):
+                break
+            time.sleep(pause_s)
+            frames, absences = self._read(names)
+        if 2 * len(absences) > len(names):  # the background would be kept for later runs
+            raise UserError(
+                f"data.input.background: {len(absences)} of {len(names)} frames of a clip cannot be read at the moment "
+                f"({absences[0]}): start the command again when they can be read, or leave them out with "
+                "data.limits.quarantine"
+            )
         frames = [frame for frame in frames if frame.shape == shape]
         if not frames:
             return np.full(shape, PADDING, np.uint8)
         return median_of(frames)
+
+    def _read(self, names: Iterable[str]) -> tuple[list[Frame], list[AbsentFrameError]]:
+        """Return the frames that can be read, and the errors of those that may be readable later."""
+        frames: list[Frame] = []
+        absences: list[AbsentFrameError] = []
+        for name in names:
+            try:
+                frames.append(self.storage.read(name))
+            except AbsentFrameError as error:
+                absences.append(error)
+            except FrameError:  # reported where the frame itself is read
+                continue
+        return frames, absences
