@@ -118,7 +118,7 @@ class DetectionDataModule(LightningDataModule):
         self.loader = loader
         self.augmentation = augmentation
         settings = DatasetSettings(
-            root=user_path(root) if root else None,
+            root=user_path(root).absolute() if root else None,  # files are opened later, perhaps in another folder
             format=format,
             files=files,
             split=split,

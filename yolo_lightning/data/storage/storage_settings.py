@@ -30,14 +30,14 @@ class StorageSettings:
     image_cache_mib: int = 256
 
     def store_in(self, root: Path) -> Path:
-        """Return the folder of the packed store of the dataset in `root`."""
+        """Return the folder of the packed store of the dataset in `root`; absolute unless `root` is relative."""
         if self.store is None:
             return root / STORE
-        return user_path(self.store)
+        return user_path(self.store).absolute()
 
     @property
     def index_folder(self) -> Path:
-        """Folder of the packed indexes."""
+        """Folder of the packed indexes, absolute."""
         if self.index_root is None:
-            return cache_folder() / "index"
-        return user_path(self.index_root)
+            return cache_folder().absolute() / "index"
+        return user_path(self.index_root).absolute()
