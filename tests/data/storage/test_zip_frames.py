@@ -73,6 +73,26 @@ def test_finds_frames_below_another_leading_folder(tmp_path: Path, folder: str) 
     assert_reads_all(write_zip(tmp_path / "frames.zip", renamed), tmp_path / "index")
 
 
+@pytest.mark.parametrize(
+    ("name", "member"),
+    [
+        ("frames/camera_1/20230101/image_1.jpg", "frames/camera_1/20230101/image_1.jpg"),
+        ("frames/20230101/12300500/image_1.jpg", "frames/20230101/12300500/image_1.jpg"),
+        ("frames/20230101/12300500/image_1.jpg", "20230101/12300500/image_1.jpg"),
+        ("frames/20230101/frames/image_1.jpg", "frames/20230101/frames/image_1.jpg"),
+        ("frames/20230101/frames/image_1.jpg", "LTDv2/frames/20230101/frames/image_1.jpg"),
+        ("frames/20230101/clip/image_1.jpg", "20240101/frames/20230101/clip/image_1.jpg"),
+        ("frames/20230101/clip/image_1.jpg", r"LTDv2\frames\20230101\clip\image_1.jpg"),
+        ("frames/20230101/M\u00fcnchen/image_1.jpg", "frames/20230101/Mu\u0308nchen/image_1.jpg"),
+        ("frames/20230101/Mu\u0308nchen/image_1.jpg", "frames/20230101/M\u00fcnchen/image_1.jpg"),
+    ],
+)
+def test_member_is_found_by_its_name_in_the_folder_of_the_dataset(tmp_path: Path, name: str, member: str) -> None:
+    source = ZipFrames(write_zip(tmp_path / "frames.zip", {**FRAMES, member: FRAMES[FIRST]}), tmp_path / "index")
+    assert source.missing([name]) == []
+    assert np.array_equal(source.read(name), source.read(FIRST))
+
+
 def test_missing_lists_what_the_archive_lacks(tmp_path: Path) -> None:
     source = ZipFrames(write_zip(tmp_path / "frames.zip", FRAMES), tmp_path / "index")
     absent = ["frames/20200502/clip_1_1142/image_9999.jpg", FIRST + "x" * 300, FIRST + "\0", FIRST[:-1], "\ud800", ""]

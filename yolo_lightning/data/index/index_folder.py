@@ -19,7 +19,7 @@ from yolo_lightning.data.array_types import AnyArray, BytesArray
 from yolo_lightning.errors import UserError
 from yolo_lightning.utils.files import flush, replacing
 from yolo_lightning.utils.json_record import read_json
-from yolo_lightning.utils.paths import shortened
+from yolo_lightning.utils.paths import shortened, unicode_forms
 
 MANIFEST = "manifest.json"
 LONGEST_STEM = 100  # bytes; file systems accept names of 255, also of temporary folders
@@ -113,7 +113,10 @@ def sole_builder(parent: Path, name: str) -> Iterator[None]:
 
 
 class NameTable:
-    """Position of each name in an array of sorted, unique UTF-8 bytes, which may be mapped from a file."""
+    """Position of each name in an array of sorted, unique UTF-8 bytes, which may be mapped from a file.
+
+    A name is found in each of its `unicode_forms`.
+    """
 
     def __init__(self, names: BytesArray) -> None:
         self.names = np.asarray(names)
@@ -122,10 +125,12 @@ class NameTable:
         return len(self.names)
 
     def find(self, name: str) -> int | None:
-        key = encode(name)
         names: Sequence[Any] = self.names  # type: ignore[assignment]
-        position = bisect_left(names, key)
-        return position if position < len(names) and bytes(names[position]) == key else None
+        for key in map(encode, unicode_forms(name)):
+            position = bisect_left(names, key)
+            if position < len(names) and bytes(names[position]) == key:
+                return position
+        return None
 
     def absent(self, names: Iterable[str]) -> list[str]:
         """Return the elements of `names` that are not in the array, in their order."""

@@ -31,7 +31,7 @@ from yolo_lightning.utils.regular_files import file_stamp
 from yolo_lightning.utils.suggestions import missing
 
 ARCHIVE = "frames.zip"
-FORMAT = 2
+FORMAT = 3
 MEMBER = np.dtype(
     [("header_offset", "<u8"), ("compressed_bytes", "<u8"), ("bytes", "<u8"), ("crc", "<u4"), ("method", "<u4")]
 )
@@ -51,8 +51,8 @@ UNREADABLE_ARCHIVE = (
 )
 """Errors of `zipfile` for damaged archives; a ValueError is a negative position, or a name that is not UTF-8."""
 LONGEST_NAME = 512  # Bytes. A member with a longer name is not a frame; one such name would widen the whole array.
-LEADING_FOLDERS = re.compile(r"^(?:.*/)?(?:frames/|(?=\d{8}/))")
-"""Folders before `<date>/<clip>/<frame>`: archives were packed above, at or below the folder `frames`."""
+LEADING_FOLDERS = re.compile(r"^(?:.*?/)??(?:frames/)+|^(?:.*?/)??(?=\d{8}/)")
+"""Folders up to the first `frames`, or before the first date: archives were packed above, at or below `frames`."""
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Signature, length of the name, length of the extra fields (APPNOTE.TXT 4.3.7), which only this header has."""
@@ -211,6 +211,7 @@ def frame_name(member: str) -> str:
     """Return the name of a member in annotation files.
 
     `LTDv2/frames/20200514/...`, `frames/frames/20200514/...` and `20200514/...` become `frames/20200514/...`; a name
-    with neither a folder `frames` nor a date is unchanged.
+    with neither a folder `frames` nor a date is unchanged. Some programs of Windows write a
+    backslash between folders.
     """
-    return LEADING_FOLDERS.sub("frames/", member)
+    return LEADING_FOLDERS.sub("frames/", member.replace("\\", "/"), count=1)
