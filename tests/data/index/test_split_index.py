@@ -186,6 +186,16 @@ def test_index_root_that_cannot_be_written_is_refused(coco: Coco, write_json: Wr
         open_ltdv2(path, path / "index")
 
 
+def test_folder_whose_name_is_not_utf8_has_an_index(coco: Coco, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "Train.json").write_text(json.dumps(coco(BOXES)))
+    index = open_ltdv2(folder / "Train.json", tmp_path / "index")
+    assert index.boxes(0).tolist() == [[1, 2, 11, 22], [3, 4, 8, 10]]
+    assert open_ltdv2(folder / "Train.json", tmp_path / "index").folder == index.folder
+    assert len(folders(tmp_path / "index")) == 1
+
+
 def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 

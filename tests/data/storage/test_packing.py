@@ -58,6 +58,16 @@ def test_same_task_gives_the_same_file_and_another_source_does_not(store: Path, 
     assert first.shard.file != other.shard.file
 
 
+def test_frames_in_a_folder_whose_name_is_not_utf8_are_packed(tmp_path: Path, store: Path) -> None:
+    root = tmp_path / os.fsdecode(b"caf\xe9")
+    put(root, FRAMES)
+    source = FolderFrames(root)
+    write_index(store, [write(store, source, NAMES)], {}, describe(source))
+    assert read_manifest(store).source["path"].endswith(r"/caf\udce9/frames")
+    for name, frame in pixels(FRAMES).items():
+        assert np.array_equal(PackedFrames(store).read(name), frame)
+
+
 @pytest.mark.parametrize("damage", ["cut shard", "no description", "cut description", "flipped name", "not JSON"])
 def test_shard_that_is_not_whole_is_told_apart(store: Path, source: FolderFrames, damage: str) -> None:
     good, bad = (write(store, source, names) for names in HALVES)

@@ -58,7 +58,7 @@ def open_folder(index_root: Path, stem: str, source: State, build: Callable[[], 
 
 
 def _short_hash(text: str) -> str:
-    return sha256(text.encode()).hexdigest()[:16]
+    return sha256(encode(text)).hexdigest()[:16]
 
 
 def mapped(folder: Path, names: Iterable[str]) -> Arrays:

@@ -53,7 +53,7 @@ class ImageFiles(EncodedStorage):
         return str(self.base)
 
     def origin(self) -> dict[str, str]:
-        return {"path": str(real_path(self.base))}
+        return _origin(self.base)
 
     def path(self, name: str) -> str:
         """Return the path of the image file of a name."""
@@ -131,6 +131,11 @@ class FilesInFolders(ImageFiles):
         )
 
 
+def _origin(folder: Path) -> dict[str, str]:
+    """Return the path of a folder; bytes that are not UTF-8, which the JSON of a store cannot contain, are escaped."""
+    return {"path": str(real_path(folder)).encode(errors="backslashreplace").decode()}
+
+
 def check_root(root: Path, remedy: str = "") -> None:
     """Raise a UserError, which ends with the remedy, if the folder of a dataset does not exist."""
     if not root.is_dir():
@@ -156,4 +161,4 @@ class FolderFrames(ImageFiles):
         return str(self.base / FOLDER)
 
     def origin(self) -> dict[str, str]:
-        return {"path": str(real_path(self.base / FOLDER))}
+        return _origin(self.base / FOLDER)
