@@ -8,6 +8,7 @@ import torch
 import yaml
 
 from tests.test_parity import random_batch
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model.convolution_settings import ConvolutionSettings
 from yolo_lightning.model.graph import build_graph, read_checkpoint
@@ -66,6 +67,18 @@ def test_checkpoint_of_an_own_graph_needs_its_file_no_more(own_file: Path, tmp_p
     batch = random_batch()
     with torch.no_grad():
         torch.testing.assert_close(graph(batch.images / 255)[0], module(batch.images)[0], rtol=1e-4, atol=1e-3)
+
+
+def test_notes_in_a_file_are_no_part_of_a_checkpoint(own_file: Path, tmp_path: Path) -> None:
+    """YAML reads `2024-11-28` as a date, which `torch.load(weights_only=True)` refuses."""
+    saved = dict(YOLOModule(variant=str(own_file)).hparams)
+    own_file.write_text(f"created: 2024-11-28\n{own_file.read_text()}")
+    module = YOLOModule(variant=str(own_file))
+    path = tmp_path / "own.ckpt"
+    torch.save({"hyper_parameters": dict(module.hparams), "state_dict": module.state_dict()}, path)
+    assert load_checkpoint(path)["hyper_parameters"]["architecture"]["scale"] == "s"
+    for architecture in (saved["architecture"], saved["architecture"] | {"author": "somebody"}):
+        module.on_load_checkpoint({"hyper_parameters": saved | {"architecture": architecture}})
 
 
 def test_moved_file_resumes_and_another_graph_does_not(own_file: Path) -> None:

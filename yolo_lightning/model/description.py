@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from yolo_lightning.errors import UserError
-from yolo_lightning.model.variants import PARTS
+from yolo_lightning.model.variants import DESCRIPTION_KEYS, PARTS, PLAIN_KEYS
 from yolo_lightning.utils.plain_text import one_line
 
 # fmt: off
@@ -26,8 +26,6 @@ of `TorchVision`, which downloads weights."""
 
 WORDS = frozenset(("nc", "kpt_shape", "None", "True", "False", "nearest", "bilinear"))  # accepted texts in arguments
 ACTIVATION = re.compile(r"(?:torch\.)?(nn\.\w+)\([\w=., -]{0,40}\)")  # without brackets inside, which could be a call
-PLAIN_KEYS = ("scale", "scales", "depth_multiple", "width_multiple", "kpt_shape", "end2end", "reg_max", "inplace")
-DESCRIPTION_KEYS = ("nc", "channels", "activation", *PLAIN_KEYS, *PARTS)
 MOST_LAYERS = 256
 MOST_REPEATS = 64
 LARGEST_NUMBER = 8192

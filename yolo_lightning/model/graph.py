@@ -14,7 +14,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.model.description import MOST_CHANNELS, MOST_CLASSES, checked_description
 from yolo_lightning.model.layers import INPUT_CHANNELS, has_one_to_one_branch, image_layers
 from yolo_lightning.model.read_pt import PtFile, complete_names, read_pt
-from yolo_lightning.model.variants import HEADS, description_of
+from yolo_lightning.model.variants import DESCRIPTION_KEYS, HEADS, description_of
 from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.utils.offline import offline
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
@@ -149,7 +149,8 @@ def is_same_architecture(saved: Mapping[str, Any], hyperparameters: Mapping[str,
     architecture = hyperparameters.get("architecture")
     if architecture is None:
         return False
-    if dict(architecture) | {"yaml_file": ""} != dict(saved) | {"yaml_file": ""}:
+    described, expected = ({key: file.get(key) for key in DESCRIPTION_KEYS} for file in (architecture, saved))
+    if described != expected:
         raise UserError(
             f"model.variant must describe the graph of the checkpoint ({saved['yaml_file']}, scale "
             f"{saved['scale'] or 'none'}), got another graph in {architecture['yaml_file']}, scale "

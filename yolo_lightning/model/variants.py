@@ -12,6 +12,10 @@ from yolo_lightning.utils.suggestions import did_you_mean, similar
 from yolo_lightning.utils.yaml_file import read_yaml
 
 PARTS = ("backbone", "head")  # lists of layers; a layer is [inputs, repeats, module, arguments]
+PLAIN_KEYS = ("scale", "scales", "depth_multiple", "width_multiple", "kpt_shape", "end2end", "reg_max", "inplace")
+DESCRIPTION_KEYS = ("nc", "channels", "activation", *PLAIN_KEYS, *PARTS)
+"""Keys of a description that determine the graph. Others are notes, of any type that YAML has, such as a date."""
+
 HEADS = ("Detect", "v10Detect")
 """Heads whose output and loss are supported: boxes and classes, with one branch or a one-to-one branch beside it."""
 
@@ -78,6 +82,8 @@ def description_of(variant: str) -> dict[str, Any]:
     match = SCALE_OF_NAME.search(Path(variant).stem)
     if match and match[1] in scales:
         scale = match[1]
+    # Checkpoints contain the description, and are read with `weights_only=True`, which refuses dates.
+    description = {key: value for key, value in description.items() if key in DESCRIPTION_KEYS}
     return description | {"scale": scale, "yaml_file": variant if is_file_of_user(variant) else f"{variant}.yaml"}
 
 
