@@ -98,11 +98,23 @@ def test_moved_file_resumes_and_another_graph_does_not(own_file: Path) -> None:
         ({"head": None}, "must describe a detection graph .* got no such lists"),
         ({"activation": "__import__('os').system('true')"}, r"model\.variant .*: its activation must be like nn\.ReLU"),
         ({"backbone": [[-1, 1, "torch_safe_load", []]]}, "its layers must be of .* got 'torch_safe_load'"),
+        ({"backbone": [[-1, 1, "Conv", []]]}, r"model\.variant .* no network that can be built: list index out of"),
+        ({"scales": {"s": [0.5, 0.25]}}, "no network that can be built: not enough values"),
+        ({"scales": 3}, r"model\.variant .* scales must be a mapping, .* got 3"),
+        ({"reg_max": 0}, "no network that can be built"),
     ],
 )
 def test_file_of_something_else_is_refused(own_file: Path, change: dict[str, Any], message: str) -> None:
     own_file.write_text(yaml.safe_dump(yaml.safe_load(own_file.read_text()) | change))
     with pytest.raises(ValueError, match=message):
+        build_graph(str(own_file), CLASS_NAMES)
+
+
+def test_head_with_a_number_in_place_of_nc_is_refused(own_file: Path) -> None:
+    description = yaml.safe_load(own_file.read_text())
+    description["head"][-1][-1] = [80]
+    own_file.write_text(yaml.safe_dump(description))
+    with pytest.raises(ValueError, match=r"must have nc as the first argument of its head, for the 4 .* got 80"):
         build_graph(str(own_file), CLASS_NAMES)
 
 

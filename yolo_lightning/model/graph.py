@@ -14,7 +14,7 @@ from yolo_lightning.errors import UserError
 from yolo_lightning.model.description import MOST_CHANNELS, MOST_CLASSES, checked_description
 from yolo_lightning.model.layers import INPUT_CHANNELS, has_one_to_one_branch, image_layers
 from yolo_lightning.model.read_pt import PtFile, complete_names, read_pt
-from yolo_lightning.model.variants import DESCRIPTION_KEYS, HEADS, description_of
+from yolo_lightning.model.variants import DESCRIPTION_KEYS, HEADS, description_of, is_file_of_user
 from yolo_lightning.model.weights_file import existing_weights
 from yolo_lightning.utils.offline import offline
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
@@ -86,9 +86,16 @@ def build_graph(
     description = description_of(variant) if architecture is None else architecture
     try:
         checked_description(description | {"nc": len(class_names)})  # possibly from a checkpoint of unknown origin
-    except UserError as error:
-        raise UserError(f"model.variant {variant} describes no network that can be built: {error}") from None
-    graph = plain_graph(description, len(class_names), input_channels)
+        graph = plain_graph(description, len(class_names), input_channels)
+    except Exception as error:  # of many types: a source that does not exist, arguments of the wrong number or type
+        if architecture is None and not is_file_of_user(variant):
+            raise
+        raise UserError(f"model.variant {variant} describes no network that can be built: {reason(error)}") from error
+    if graph.model[-1].nc != len(class_names):
+        raise UserError(
+            f"model.variant {variant} must have nc as the first argument of its head, for the {len(class_names)} "
+            f"classes of the data, got {graph.model[-1].nc}"
+        )
     if input_channels == INPUT_CHANNELS and not image_layers(graph):
         raise UserError(f"model.variant {variant} must begin with a convolution of the image, got another layer")
     graph.names = dict(enumerate(class_names))

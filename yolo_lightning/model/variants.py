@@ -78,6 +78,11 @@ def description_of(variant: str) -> dict[str, Any]:
             f"repeats, module, arguments], the last of them {' or '.join(HEADS)}), got {head or 'no such lists'}"
         )
     scales = description.get("scales") or {}
+    if not isinstance(scales, dict):
+        raise UserError(
+            f"model.variant {variant}: scales must be a mapping, as n: [depth, width, largest number of channels], "
+            f"got {scales!r}"
+        )
     scale = next(iter(scales), "")
     match = SCALE_OF_NAME.search(Path(variant).stem)
     if match and match[1] in scales:
