@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from tests.test_parity import random_batch
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
@@ -116,6 +117,15 @@ def test_head_with_a_number_in_place_of_nc_is_refused(own_file: Path) -> None:
     own_file.write_text(yaml.safe_dump(description))
     with pytest.raises(ValueError, match=r"must have nc as the first argument of its head, for the 4 .* got 80"):
         build_graph(str(own_file), CLASS_NAMES)
+
+
+def test_refused_file_does_not_change_the_activation_of_other_graphs(own_file: Path) -> None:
+    wrong = {"activation": "nn.ReLU()", "backbone": [[-1, 1, "Conv", []]]}
+    own_file.write_text(yaml.safe_dump(yaml.safe_load(own_file.read_text()) | wrong))
+    with pytest.raises(ValueError, match="no network that can be built"):
+        build_graph(str(own_file), CLASS_NAMES)
+    graph: Any = build_graph("yolov8n", CLASS_NAMES)
+    assert type(graph.model[0].act) is nn.SiLU
 
 
 def test_missing_file_is_refused() -> None:

@@ -1,7 +1,8 @@
 """Detection graphs of Ultralytics: construction, input and weights."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from yolo_lightning.utils.offline import offline
 from yolo_lightning.utils.rank_zero import rank_zero_info, rank_zero_warn
 
 with offline():
+    from ultralytics.nn.modules import Conv
     from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
 
 OWN_SETTINGS = "yolo_lightning"  # key of `NetworkSettings`, as plain Python, in a `.pt` file that this package exported
@@ -109,7 +111,18 @@ def build_graph(
     return module
 
 
+@contextmanager
+def _kept_activation() -> Iterator[None]:
+    """Restore the activation of all later blocks, which Ultralytics does not after an error in a description."""
+    activation = Conv.default_act
+    try:
+        yield
+    finally:
+        Conv.default_act = activation
+
+
 @offline()
+@_kept_activation()
 def plain_graph(description: dict[str, Any], classes: int, input_channels: int = INPUT_CHANNELS) -> Any:
     """Return the graph of a description with random weights, as Ultralytics builds it except for the first boxes."""
     graph = DetectionModel(deepcopy(description) | {"nc": classes}, ch=input_channels, verbose=False)
@@ -256,6 +269,7 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
 
 
 @offline()
+@_kept_activation()
 def network_of(recorded: PtFile) -> Any:
     """Build the recorded network and copy its tensors; names and shapes of all tensors must be equal."""
     description = recorded.description
