@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from ultralytics.nn.tasks import DetectionModel
 
@@ -109,6 +109,26 @@ def test_network_with_background_begins_as_the_published_one_on_gray_frames(
         expected = colour(frame.expand(1, 3, 64, 64))[0]
         actual = pair(torch.cat((frame, difference), 1))[0]
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+
+
+def gray_weight(weight: Tensor) -> Tensor:
+    """What a first layer computes from the gray frame, without the difference from the background."""
+    return weight[:, :1] if weight.shape[1] == 2 else weight.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize(("stored", "channels"), [(1, 3), (1, 2), (2, 3), (2, 1), (3, 1)])
+def test_first_layer_for_other_channels_computes_the_same_on_gray_frames(
+    stored: int, channels: int, tmp_path: Path
+) -> None:
+    model = DetectionModel("yolov8n.yaml", ch=stored, nc=4, verbose=False)
+    path = tmp_path / "weights.pt"
+    torch.save({"model": model}, path)
+    graph = build_graph("yolov8n", CLASS_NAMES, weights=str(path), input_channels=channels)
+    name = "model.0.conv.weight"
+    weight, expected = graph.state_dict()[name], model.state_dict()[name]
+    torch.testing.assert_close(gray_weight(weight), gray_weight(expected))
+    if channels == 2:
+        assert not weight[:, 1].any()
 
 
 def test_network_with_background_takes_over_what_fits_from_a_larger_graph(tmp_path: Path) -> None:

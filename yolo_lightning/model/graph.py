@@ -195,7 +195,8 @@ def head_class_width(graph: Any) -> int:
 def _load_weights(graph: Any, path: str, *, allow_pickle: bool) -> None:
     """Copy all weights whose shapes match from a file into the graph.
 
-    Rows of the classification head are copied for classes with the same name. `path` is an Ultralytics `.pt` file or an
+    Rows of the classification head are copied for classes with the same name. For images with another number of
+    channels, the first layer computes the same as in the file on gray frames. `path` is an Ultralytics `.pt` file or an
     own `.ckpt` file. A `.pt` file is a pickle and can run code when it is opened. Without `allow_pickle` only layers of
     PyTorch and Ultralytics are created, which suffices for detection graphs.
     """
@@ -205,14 +206,15 @@ def _load_weights(graph: Any, path: str, *, allow_pickle: bool) -> None:
     tensors = graph.state_dict()
     file_tensors = source.state_dict()
     matching = 0
+    channels, file_channels = (network.yaml.get("channels", INPUT_CHANNELS) for network in (graph, source))
+    is_adapted = channels != file_channels and {channels, file_channels} <= {1, 2, INPUT_CHANNELS}
     for name, tensor in tensors.items():
         file_tensor = file_tensors.get(name)
         if file_tensor is None:
             continue
-        if tensor.ndim == 4 and file_tensor.shape == (tensor.shape[0], 3, *tensor.shape[2:]) and tensor.shape[1] == 2:
-            # At first, a network with `data.input.background` only uses the gray frame.
-            tensor[:, :1] = file_tensor.sum(1, keepdim=True)
-            tensor[:, 1:] = 0
+        reads_images = is_adapted and tensor.ndim == 4 and tensor.shape[1] == channels
+        if reads_images and file_tensor.shape == (tensor.shape[0], file_channels, *tensor.shape[2:]):
+            tensor.copy_(_for_channels(file_tensor, channels))
         matching += file_tensor.shape == tensor.shape
     if not matching:
         raise UserError(f"model.weights {path}: none of its {len(file_tensors)} tensors matches this network")
@@ -224,6 +226,18 @@ def _load_weights(graph: Any, path: str, *, allow_pickle: bool) -> None:
             f"model.weights {path} has another graph than model.variant: only {matching} of {len(tensors)} tensors "
             "match, so that the network is trained nearly from scratch"
         )
+
+
+def _for_channels(weight: Tensor, channels: int) -> Tensor:
+    """Return the weight `(O, C, h, w)` of a layer that reads the image for another number of channels, 1 to 3.
+
+    The layer computes the same as before on gray frames, which are three equal channels for a network for RGB. The
+    second one of two channels is the difference of `data.input.background`, which is not used at first.
+    """
+    gray = weight[:, :1] if weight.shape[1] == 2 else weight.sum(1, keepdim=True)
+    if channels == 2:
+        return torch.cat((gray, torch.zeros_like(gray)), 1)
+    return gray.expand(-1, channels, -1, -1) / channels
 
 
 def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
