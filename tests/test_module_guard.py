@@ -2,9 +2,11 @@
 
 import csv
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -276,6 +278,15 @@ def test_plain_loader_trains_if_its_batch_size_is_known(loader: dict[str, Any], 
     else:
         with pytest.raises(ValueError, match="the model needs the batch size: set batch_size"):
             trainer.fit(module, plain)
+
+
+def test_plain_loader_with_labels_of_several_classes_trains_one_class(tmp_path: Path) -> None:
+    box = np.array([[8, 8, 24, 24]], dtype=np.float32)
+    samples = [replace(sample(0), boxes=box, labels=np.array([2], dtype=np.int64))]
+    plain: Any = DataLoader(samples, batch_size=1, collate_fn=collate)  # type: ignore[arg-type]
+    module = YOLOModule(single_class=True, convolution=ConvolutionSettings(backend="native"))
+    tiny_trainer(tmp_path).fit(module, plain, plain)
+    assert module.graph.names == {0: "object"}
 
 
 def test_class_weights_need_the_number_of_boxes(tmp_path: Path) -> None:

@@ -786,7 +786,8 @@ class YOLOModule(LightningModule):
             return of_branch(self.graph, self.graph(input), one_to_one=self.detections.one_to_one)
 
     def _checked_batch(self, batch: Any, dataloader_idx: int) -> Batch:
-        check_batch(batch, len(self.hparams["class_names"]))
+        is_single = self.hparams["single_class"]  # labels of any classes count as one
+        check_batch(batch, None if is_single else len(self.hparams["class_names"]))
         return batch  # type: ignore[no-any-return]
 
     def _evaluate(self, batch: Batch, stage: str) -> Evaluation:

@@ -149,6 +149,7 @@ def test_transfer_blocks_unless_the_batch_is_pinned(is_pinned: bool, monkeypatch
 def test_batch_of_a_foreign_loader_is_checked() -> None:
     batch = collate(three_samples())
     check_batch(batch, 3)
+    check_batch(msgspec.structs.replace(batch, labels=batch.labels + 9), None)
     changes = {
         "images": (batch.images.double(), r"Batch\.images must be uint8, or float32 from 0 to 255, got torch\.float64"),
         "labels": (batch.labels + 9, r"Batch\.labels must be from 0 to 2, got 9 to"),

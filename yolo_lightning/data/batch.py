@@ -237,8 +237,11 @@ def check_is_batch(batch: Any) -> None:
         raise UserError(f"a DataLoader must yield yolo_lightning.data.batch.Batch, as `collate` there does, got {got}")
 
 
-def check_batch(batch: Any, classes: int) -> None:
-    """Raise a UserError unless the value is a `Batch` with labels below `classes`; a loader can be foreign."""
+def check_batch(batch: Any, classes: int | None) -> None:
+    """Raise a UserError unless the value is a `Batch` with labels below `classes`; a loader can be foreign.
+
+    None accepts the labels of any number of classes.
+    """
     check_is_batch(batch)
     images = batch.images
     boxes = len(batch.labels)
@@ -256,7 +259,9 @@ def check_batch(batch: Any, classes: int) -> None:
         raise UserError(f"Batch.images must be uint8, or float32 from 0 to 255, got {images.dtype} to {images.max()}")
     if (batch.sample_index.diff() < 0).any():
         raise UserError(f"Batch.sample_index must be ascending, got {batch.sample_index.tolist()}")
-    limits = {"labels": classes - 1, "boxes": 1.01, "sample_index": count - 1}
+    limits: dict[str, float] = {"boxes": 1.01, "sample_index": count - 1}
+    if classes is not None:
+        limits["labels"] = classes - 1
     for name, most in limits.items():
         tensor = getattr(batch, name)
         if tensor.numel() and not 0 <= tensor.min() <= tensor.max() <= most:
