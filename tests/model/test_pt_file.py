@@ -14,7 +14,7 @@ from ultralytics.nn.tasks import ClassificationModel, DetectionModel, Segmentati
 from yolo_lightning.checkpoints.torch_archive import check_tensors
 from yolo_lightning.detector import Detector
 from yolo_lightning.errors import UserError
-from yolo_lightning.model.graph import open_ultralytics, read_network
+from yolo_lightning.model.graph import open_ultralytics, read_network, ultralytics_description
 from yolo_lightning.model.read_pt import complete_names
 
 FAMILIES = ("yolov8n", "yolov9t", "yolov10n", "yolo11n", "yolo12n", "yolo26n")
@@ -69,6 +69,16 @@ def test_every_class_has_a_name(names: Any, expected: list[str], recwarn: pytest
     assert len(messages) == bool(unnamed)
     for message in messages:
         assert f"no names for {len(unnamed)} of their classes 0 to 2, which are named by their numbers" in message
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_gray_network_of_older_ultralytics_is_read(allow_pickle: bool, tmp_path: Path) -> None:
+    """Ultralytics called the number of input channels `ch` before it was `channels`."""
+    model = DetectionModel("yolov8n.yaml", ch=1, nc=3, verbose=False)
+    model.yaml["ch"] = model.yaml.pop("channels")
+    file = write(tmp_path / "weights.pt", model)
+    assert ultralytics_description(file, allow_pickle=allow_pickle)["input_channels"] == 1
+    assert Detector(file, device="cpu", image_size=64, allow_pickle=allow_pickle).settings.channels == 1
 
 
 def test_class_head_of_another_width_is_rebuilt(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def checked_description(description: Any) -> dict[str, Any]:
     classes = checked.get("nc")
     if type(classes) is not int or not 1 <= classes <= MOST_CLASSES:
         raise UserError(f"its number of classes must be 1 to {MOST_CLASSES:,}, got {shown(classes)}")
-    channels = checked.setdefault("channels", 3)
+    channels = checked.setdefault("channels", description.get("ch", 3))  # `ch` in files of older Ultralytics
     if type(channels) is not int or not 1 <= channels <= MOST_CHANNELS:
         raise UserError(f"its number of channels must be 1 to {MOST_CHANNELS}, got {shown(channels)}")
     activation = checked.get("activation")

@@ -264,6 +264,7 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
         network = (content.get("ema") or content["model"]).float()
         classes = getattr(network.model[-1], "nc", len(network.names))
         network.names = complete_names(network.names, classes)
+        network.yaml.setdefault("channels", network.yaml.get("ch", INPUT_CHANNELS))  # `ch` by older Ultralytics
         return content, network
     except Exception as error:
         names = () if allow_pickle else unsafe_globals(file)  # without names, the option changes nothing
