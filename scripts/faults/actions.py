@@ -19,7 +19,8 @@ from typing import Any, Concatenate, ParamSpec
 
 from faults.hangs import record_fired
 from faults.run import Action, Run, put
-from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.heartbeat import Heartbeat, Phase, parse
+from yolo_lightning.utils.activity import Activity
 
 Effect = Callable[[Run], None]
 Damage = Callable[[Path], object]
@@ -350,8 +351,16 @@ def replace_by(make: Damage) -> Damage:
 
 
 def replace_by_copy(path: Path) -> None:
-    """Replace a file by a copy to which its writer does not write."""
-    content = path.read_bytes()
+    """Replace the heartbeat file by a copy to which the trainer does not write, while it gets a batch.
+
+    In another activity, the copy would be that of a trainer whose device hangs.
+    """
+    state = None
+    while state not in {(Phase.FETCH, Activity.NONE), (Phase.FETCH, Activity.LOAD)}:
+        content = path.read_bytes()
+        heartbeat = parse(content)
+        if isinstance(heartbeat, Heartbeat):
+            state = (heartbeat.phase, heartbeat.activity)
     path.unlink()
     path.write_bytes(content)
 
