@@ -222,8 +222,14 @@ class YOLOCLI(LightningCLI):
             if is_of_lightning(error):
                 raise self._trainer_refusal(error) from error
             raise
+        self._check_ranks(trainer)
+        return trainer
+
+    def _check_ranks(self, trainer: Trainer) -> None:
+        """Raise a UserError for options that several processes cannot have."""
         place = trainer.strategy.root_device.type
-        if config["sync_batchnorm"] and trainer.world_size > 1 and place == "cpu":
+        is_synchronized = self._get(self.config_init, "trainer")["sync_batchnorm"]
+        if is_synchronized and trainer.world_size > 1 and place == "cpu":
             raise UserError("trainer.sync_batchnorm must be false on a CPU, got true: PyTorch's layer requires GPUs.")
         if self._ranks is not None and trainer.num_devices * trainer.num_nodes != self._ranks.size:
             # Lightning compares them after the setup of a fit, and never for one device.
@@ -233,7 +239,6 @@ class YOLOCLI(LightningCLI):
                 f"{starter} has started, got {trainer.num_devices} x {trainer.num_nodes}: set trainer.devices to the "
                 "number of processes of each machine"
             )
-        return trainer
 
     def _complete(self, chosen: list[Callback]) -> None:
         """Set what only the command line knows: the file of a fit without its last files, the reason of a precision."""

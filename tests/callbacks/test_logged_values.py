@@ -115,9 +115,9 @@ class ValuesOfEpochs(Callback):
 
 def test_metrics_logged_at_the_end_of_an_epoch_are_resumed(tmp_path: Path) -> None:
     def values(folder: Path, kill: int | None = None) -> list[dict[str, float]]:
-        found: list[dict[str, float]] = []
-        run(folder, kill, module=LoggedAtTheEnd, callbacks=[lambda: ValuesOfEpochs(found)])
-        return found
+        values: list[dict[str, float]] = []
+        run(folder, kill, module=LoggedAtTheEnd, callbacks=[lambda: ValuesOfEpochs(values)])
+        return values
 
     expected = values(tmp_path / "whole")
     assert len(expected) == 3

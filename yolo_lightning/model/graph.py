@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from yolo_lightning.checkpoints.torch_archive import check_tensors, load_checkpoint, reason, unsafe_globals
-from yolo_lightning.errors import UserError
+from yolo_lightning.errors import UserError, log_unexpected
 from yolo_lightning.model.description import MOST_CHANNELS, MOST_CLASSES, checked_description
 from yolo_lightning.model.layers import INPUT_CHANNELS, has_one_to_one_branch, image_layers
 from yolo_lightning.model.read_pt import PtFile, complete_names, read_pt
@@ -92,6 +92,7 @@ def build_graph(
     except Exception as error:  # of many types: a source that does not exist, arguments of the wrong number or type
         if architecture is None and not is_file_of_user(variant):
             raise
+        log_unexpected(error, ValueError, TypeError, LookupError, AttributeError, NameError, RuntimeError)
         raise UserError(f"model.variant {variant} describes no network that can be built: {reason(error)}") from error
     if graph.model[-1].nc != len(class_names):
         raise UserError(

@@ -137,16 +137,16 @@ def test_images_of_a_folder_are_a_clip_in_the_order_of_their_names(
     (clip / "f1b").mkdir(parents=True)
     for number, file in enumerate([*files, clip / "f1b" / "other.png"]):
         cv2.imwrite(str(file), np.roll(image, 40 * number, axis=1))
-    found = []
+    scored = []
     for sources in (files, [files[0], files[2], files[1]], [clip]):
-        output = tmp_path / f"out{len(found)}"
+        output = tmp_path / f"out{len(scored)}"
         options = {"image_size": 64, "batch_size": 3, "rescore": str(tmp_path / "models.json")}
         predict(list(map(str, sources)), weights=str(weights), output=str(output), save="json", **options)
         entries = json.loads((output / "predictions.json").read_text())
-        found.append({entry["source"]: entry["detections"] for entry in entries})
-    assert found[0].keys() == set(map(str, files))
-    assert found[1] == found[0]
-    assert {source: found[2][source] for source in found[0]} == found[0]
+        scored.append({entry["source"]: entry["detections"] for entry in entries})
+    assert scored[0].keys() == set(map(str, files))
+    assert scored[1] == scored[0]
+    assert {source: scored[2][source] for source in scored[0]} == scored[0]
 
 
 def test_a_network_of_other_classes_is_refused(models: Models, tmp_path: Path) -> None:
