@@ -43,6 +43,12 @@ def test_box_of_a_result_has_its_place_and_the_colour_of_its_class(label: int) -
     assert (image[210:340, 110:290] == (9, 5, 1)).all()
 
 
+def test_box_up_to_the_border_has_all_edges() -> None:
+    image, colour = plotted([0, 0, 400, 400], [0]), bgr(class_colour(0))[::-1]
+    for edge in (image[60:, 0], image[60:, -1], image[-1], image[0, 200:]):
+        assert (edge == colour).all()
+
+
 def test_first_box_is_on_top() -> None:
     image = plotted([100, 200, 300, 350], [1, 2])
     assert (image[350, 110:290] == bgr(class_colour(1))[::-1]).all()

@@ -138,7 +138,8 @@ def with_boxes(
         font_scale: Size of the texts, OpenCV's factor.
     """
     drawn = image.copy()
-    corners = boxes.round().astype(int).tolist()
+    last_pixels = np.array([image.shape[1], image.shape[0]] * 2) - 1  # a box that ends at the border has all edges
+    corners = boxes.round().clip(0, last_pixels).astype(int).tolist()
     colours = [bgr(class_colour(label)) for label in labels]
     for (x1, y1, x2, y2), colour in zip(reversed(corners), reversed(colours), strict=True):
         cv2.rectangle(drawn, (x1, y1), (x2, y2), colour, width)
