@@ -37,5 +37,11 @@ def test_no_cell_begins_with_a_formula(start: str) -> None:
     assert csv_text("person") == "person"
 
 
+@pytest.mark.parametrize("name", ["a  b.png", " c.png", "d.png ", f"{'long/' * 700}e.png"])
+def test_cell_with_a_file_name_is_the_name(name: str) -> None:
+    assert csv_text(name) == name
+    assert csv_text("one\ntwo") == r"one\x0atwo"
+
+
 def test_no_mathematics() -> None:
     assert without_math("$\\frac$ and\n$") == r"\$\frac\$ and \$"

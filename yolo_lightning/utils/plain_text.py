@@ -66,9 +66,12 @@ def name_some(names: Mapping[str, str] | Sequence[str]) -> str:
 
 
 def csv_text(text: str) -> str:
-    """Return a text for a cell of a CSV file; a cell that a spreadsheet would run begins with an apostrophe."""
-    line = one_line(text)
-    if line.startswith(FORMULA_STARTS):
+    """Return a text for a cell of a CSV file; a cell that a spreadsheet would run begins with an apostrophe.
+
+    Spaces are kept, because a file name can begin with one or contain several in a row.
+    """
+    line = UNSAFE.sub(escaped, text)
+    if line.lstrip().startswith(FORMULA_STARTS):
         return f"'{line}"
     return line
 
