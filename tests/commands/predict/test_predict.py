@@ -193,6 +193,16 @@ def test_earlier_results_stay(album: Path, weights: Path, tmp_path: Path) -> Non
     assert (tmp_path / "out-2" / "pictures" / "x.jpg").is_file()
 
 
+def test_run_in_the_home_folder(album: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    checkpoints = tmp_path / "runs" / "a" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    for file in weights.parent.iterdir():  # and its checksum
+        (checkpoints / file.name).symlink_to(file)
+    predict([str(album / "x.png")], run="~/runs/a", output=str(tmp_path / "out"), save="json", image_size=SIDE)
+    assert len(detections(tmp_path / "out")) == 1
+
+
 @pytest.fixture
 def one() -> DetectionResult:
     pixels = np.full((100, 200, 3), 90, np.uint8)

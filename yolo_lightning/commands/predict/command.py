@@ -68,7 +68,7 @@ def predict(
     files = find_files(sources)
     models = None if rescore is None else read_models(user_path(rescore))
     detector = Detector(
-        weights or checkpoint_to_evaluate(Path(run)),
+        weights or checkpoint_to_evaluate(user_path(run)),
         pixel_range=None if pixel_range.mode is None else pixel_range,
         **options,
     )
