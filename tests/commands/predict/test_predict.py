@@ -203,6 +203,18 @@ def test_run_in_the_home_folder(album: Path, weights: Path, tmp_path: Path, monk
     assert len(detections(tmp_path / "out")) == 1
 
 
+def test_results_of_an_earlier_prediction_among_the_pictures_are_named(
+    album: Path, weights: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    for _ in range(2):
+        predict([str(album)], weights=str(weights), output=str(album / "out"), image_size=SIDE)
+    texts = [str(warning.message) for warning in recwarn if "earlier prediction" in str(warning.message)]
+    assert texts == [
+        f"3 of the 6 inputs are results of an earlier prediction, such as {album / 'out/pictures/day/x.jpg'}; --output "
+        "outside of the folders of the inputs avoids this"
+    ]
+
+
 @pytest.fixture
 def one() -> DetectionResult:
     pixels = np.full((100, 200, 3), 90, np.uint8)

@@ -1,5 +1,6 @@
 """`python -m yolo_lightning predict PICTURES`: detection in images and videos."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -14,7 +15,7 @@ from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, writing
 from yolo_lightning.commands.option_limits import check_output_folder, refuse_runs
 from yolo_lightning.commands.predict.rescored import in_clips, rescored
-from yolo_lightning.commands.predict.results import WRITERS, Result, ResultWriter
+from yolo_lightning.commands.predict.results import PICTURES_FOLDER, WRITERS, Result, ResultWriter
 from yolo_lightning.data.formats.frame_checks import refuse_other_depth
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.input_clips import ClipReader
@@ -27,7 +28,8 @@ from yolo_lightning.model.detection_settings import SCORING_THRESHOLD
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import first_free
 from yolo_lightning.utils.paths import user_path
-from yolo_lightning.utils.plain_text import name_some
+from yolo_lightning.utils.plain_text import name_some, one_line
+from yolo_lightning.utils.rank_zero import rank_zero_warn
 
 
 def predict(
@@ -66,6 +68,7 @@ def predict(
     refuse_runs(sources)
     check_output_folder(output)
     files = find_files(sources)
+    _report_earlier_results(files, output)
     models = None if rescore is None else read_models(user_path(rescore))
     detector = Detector(
         weights or checkpoint_to_evaluate(user_path(run)),
@@ -111,6 +114,18 @@ def predict(
         )
     if not is_complete:
         raise SystemExit(ExitCode.FAILED)
+
+
+def _report_earlier_results(files: Sequence[Path], output: str) -> None:
+    """Warn of inputs that are annotated pictures in the folder for results, or in one of its numbered siblings."""
+    folder = re.escape(str(absolute(user_path(output))))
+    results = re.compile(rf"{folder}(-\d+)?/{PICTURES_FOLDER}/")
+    earlier = [file for file in files if results.match(str(absolute(file)))]
+    if earlier:
+        rank_zero_warn(
+            f"{len(earlier):,} of the {len(files):,} inputs are results of an earlier prediction, such as "
+            f"{one_line(str(earlier[0]))}; --output outside of the folders of the inputs avoids this"
+        )
 
 
 def _report_failures(unreadable: Mapping[str, Exception], writers: Sequence[ResultWriter]) -> bool:
