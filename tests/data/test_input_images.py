@@ -215,3 +215,11 @@ def test_pattern_below_a_folder_with_brackets_finds_its_files(tmp_path: Path) ->
         (folder / name).touch()
     assert [file.name for file in find_files([str(folder / "*.jpg")])] == ["1.jpg", "2.jpg"]
     assert [file.name for file in find_files([str(folder.parent / "**" / "[23].*")])] == ["2.jpg", "3.png"]
+
+
+def test_pattern_with_links_in_a_circle_finds_each_file_once(tmp_path: Path) -> None:
+    (tmp_path / "1.jpg").touch()
+    (tmp_path / "again").symlink_to(".")
+    with pytest.warns(UserWarning, match="1 links to folders that contain the link"):
+        files = find_files([str(tmp_path / "**" / "*.jpg")])
+    assert files == [tmp_path / "1.jpg"]

@@ -61,3 +61,10 @@ def test_files_of_the_supervisor_are_no_signs_of_life(name: str, tmp_path: Path)
         Path(mark[0]).name for mark in marks_of_files(str(tmp_path / "**/*"), tmp_path) if mark[0] == str(path)
     ] == []
     assert [Path(mark[0]).name for mark in marks_of_files(str(tmp_path / "*"), tmp_path)] == ["train.log"]
+
+
+def test_files_below_links_in_a_circle_count_once(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("written by the program")
+    (tmp_path / "newest").symlink_to(".")
+    marks = marks_of_files(str(tmp_path / "**" / "*.log"), tmp_path / "run")
+    assert [mark[0] for mark in marks] == [str(tmp_path / "train.log")]

@@ -4,11 +4,12 @@ import os
 import time
 import tracemalloc
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 
 import pytest
 
-from yolo_lightning.utils.regular_files import file_stamp, list_folder, read_regular
+from yolo_lightning.utils.regular_files import FolderContent, file_stamp, list_folder, matching_paths, read_regular
 
 
 def test_fifo_and_device_are_refused_at_once(tmp_path: Path) -> None:
@@ -104,3 +105,41 @@ def test_limit_is_not_reserved_in_memory(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "*",
+        "**/*.jpg",
+        "**",
+        "a/**",
+        "*/**/*.jpg",
+        "**/b/**/*.*",
+        "**/**/1.jpg",
+        "a*/b/1.jpg",
+        "none/**",
+        "[a]/**/?.jpg",
+    ],
+)
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_pattern_finds_the_files_that_glob_finds(
+    pattern: str, is_relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("0.jpg", "a/1.jpg", "a/b/1.jpg", "a/b/c/2.png", "a2/b/1.jpg", ".hidden/3.jpg", "a/.4.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "linked").symlink_to("a")
+    wanted = pattern if is_relative else str(tmp_path / pattern)
+    matches = {Path(path) for path in matching_paths(wanted) if os.path.isfile(path)}
+    assert matches == {Path(path) for path in glob(wanted, recursive=True) if os.path.isfile(path)}
+
+
+def test_links_in_a_circle_end_a_pattern(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "0.jpg").touch()
+    (tmp_path / "inner" / "up").symlink_to(tmp_path)
+    content = FolderContent()
+    assert matching_paths(tmp_path / "**" / "*.jpg", content) == [str(tmp_path / "inner" / "0.jpg")]
+    assert content.unfollowed == [str(tmp_path / "inner" / "up")]

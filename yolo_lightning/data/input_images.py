@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from glob import glob, has_magic
+from glob import has_magic
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,9 @@ from yolo_lightning.data.storage.image_header import FrameLimits, unread_parts
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.errors import UserError
-from yolo_lightning.utils.paths import literal_folders, plain_path, user_path
+from yolo_lightning.utils.paths import plain_path, user_path
 from yolo_lightning.utils.rank_zero import rank_zero_warn
-from yolo_lightning.utils.regular_files import FolderContent, list_folder, read_regular
+from yolo_lightning.utils.regular_files import RECURSIVE, FolderContent, list_folder, matching_paths, read_regular
 from yolo_lightning.utils.suggestions import missing
 
 MPEG_SUFFIXES = frozenset({".m2ts", ".m4v", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ts"})
@@ -130,7 +130,7 @@ def _of_pattern(pattern: Path) -> tuple[list[Path], list[str]]:
     """Return the images and videos that match a glob pattern, sorted by name, and the lines about all other matches."""
     content = FolderContent()
     folders = []
-    for path in sorted(glob(literal_folders(pattern), recursive=True)):
+    for path in matching_paths(pattern, content):
         if os.path.isdir(path):
             folders.append(path)
         elif os.path.exists(path) and not os.path.isfile(path):
@@ -139,7 +139,7 @@ def _of_pattern(pattern: Path) -> tuple[list[Path], list[str]]:
             folder, name = os.path.split(path)
             content.names.setdefault(folder, []).append(name)
     selected, left_out = _selected(content)
-    if folders and "**" not in pattern.parts:
+    if folders and RECURSIVE not in pattern.parts:
         left_out.append(counted(len(folders), "folders (name the folder itself to read its files)", folders[0]))
     return selected, left_out
 

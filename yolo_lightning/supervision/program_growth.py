@@ -3,13 +3,12 @@
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from glob import glob
 from pathlib import Path
 
 from yolo_lightning.supervision.helper_process import Call, Helper
 from yolo_lightning.supervision.run_disk import PROBE_FILE
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.paths import literal_folders
+from yolo_lightning.utils.regular_files import matching_paths
 
 FileMarks = frozenset[tuple[str, int, int]]
 
@@ -68,7 +67,7 @@ class ProgramGrowth:
 def marks_of_files(pattern: str, run: Path) -> FileMarks:
     """Return name, size and time of the last change of the files that match a pattern."""
     marks = set()
-    for name in glob(literal_folders(pattern), recursive=True):
+    for name in matching_paths(pattern):
         if any(Path(name).is_relative_to(run / file) for file in FILES_OF_SUPERVISOR):
             continue
         with suppress(OSError):  # replaced meanwhile

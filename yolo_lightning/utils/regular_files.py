@@ -8,11 +8,15 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from glob import escape, glob
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from yolo_lightning.utils.paths import literal_folders
+
 LARGEST_BYTES = 256 << 20
+RECURSIVE = "**"  # Part of a glob pattern: any folders
 
 
 def open_regular(path: Path | str) -> BinaryIO:
@@ -65,7 +69,7 @@ class FolderContent:
                 yield os.path.join(folder, name)
 
 
-def list_folder(folder: Path | str, most_folders: int | None = None) -> FolderContent:
+def list_folder(folder: Path | str, most_folders: int | None = None, *, skips_errors: bool = False) -> FolderContent:
     """Return everything below a folder; hidden folders, and further folders than `most_folders`, are not entered.
 
     Links are followed, so that files are listed once under each of their names. A link to a folder that contains it is
@@ -73,7 +77,8 @@ def list_folder(folder: Path | str, most_folders: int | None = None) -> FolderCo
     otherwise give an exponential number of paths.
 
     Raises:
-        OSError: If a folder cannot be listed for another reason than its permissions, such as a lost connection.
+        OSError: If a folder cannot be listed for another reason than its permissions, such as a lost connection, unless
+            `skips_errors`, with which it counts as one without permission.
     """
     content = FolderContent()
     start = os.fspath(folder)
@@ -81,13 +86,8 @@ def list_folder(folder: Path | str, most_folders: int | None = None) -> FolderCo
     # Path of a folder, its real path, and the real paths of the folders with the links on the way to it.
     waiting: list[tuple[str, str, tuple[str, ...]]] = [(start, os.path.realpath(start), ())]
     for path, real, jumps in islice(waiting, most_folders):
-        try:
-            with os.scandir(path) as scanned:
-                entries = sorted(scanned, key=lambda entry: entry.name)
-        except PermissionError:
-            content.closed.append(path)
-            continue
-        except FileNotFoundError:  # deleted since its parent was listed
+        entries = _entries(path, content, skips_errors=skips_errors)
+        if entries is None:
             continue
         names = content.names.setdefault(path, [])
         for entry in entries:
@@ -118,6 +118,46 @@ def list_folder(folder: Path | str, most_folders: int | None = None) -> FolderCo
             reached.add(target)
             waiting.append((entry.path, target, next_jumps))
     return content
+
+
+def _entries(folder: str, content: FolderContent, *, skips_errors: bool) -> list[os.DirEntry[str]] | None:
+    """Return the entries of a folder by name, None if it cannot be listed; `content` names it then."""
+    try:
+        with os.scandir(folder) as scanned:
+            return sorted(scanned, key=lambda entry: entry.name)
+    except FileNotFoundError:  # deleted since its parent was listed
+        return None
+    except OSError as error:
+        if not skips_errors and not isinstance(error, PermissionError):
+            raise
+        content.closed.append(folder)
+        return None
+
+
+def matching_paths(pattern: str | os.PathLike[str], content: FolderContent | None = None) -> list[str]:
+    """Return the paths that match a glob pattern, sorted; leading folders that exist are taken literally.
+
+    `**` enters the folders that `list_folder` enters: `glob` never ends below two links to folders that contain them.
+    Folders and links that are not entered are added to `closed` and `unfollowed` of `content`.
+    """
+    return sorted(_matches(literal_folders(pattern), FolderContent() if content is None else content))
+
+
+def _matches(pattern: str, content: FolderContent) -> set[str]:
+    parts = Path(pattern).parts
+    if RECURSIVE not in parts:
+        return set(glob(pattern))
+    place = parts.index(RECURSIVE)
+    rest = parts[place + 1 :] or ("*",)
+    matches: set[str] = set()
+    for start in glob(os.path.join(*parts[:place])) if place else [os.curdir]:
+        if os.path.isdir(start):
+            listed = list_folder(start, skips_errors=True)  # as in `glob`
+            content.closed.extend(listed.closed)
+            content.unfollowed.extend(listed.unfollowed)
+            for folder in listed.names:
+                matches |= _matches(os.path.join(escape(folder), *rest), content)
+    return matches
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
