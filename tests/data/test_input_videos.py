@@ -45,14 +45,15 @@ def test_frames_have_the_times_of_the_file(name: str, tmp_path: Path, recwarn: p
         assert video_timing(tmp_path / name).frames_per_s == rate
 
 
-def test_times_of_joined_recordings_continue(tmp_path: Path) -> None:
-    times = [Fraction(number, 25) for number in range(40)]
+@pytest.mark.parametrize("count", [15, 40])
+def test_times_of_joined_recordings_continue(count: int, tmp_path: Path) -> None:
+    times = [Fraction(number, 25) for number in range(count)]
     write_film(tmp_path / "part.mpg", times, "mpeg2video", time_base=Fraction(1, 25))
     (tmp_path / "joined.mpg").write_bytes((tmp_path / "part.mpg").read_bytes() * 2)
-    with pytest.warns(UserWarning, match=r"joined\.mpg: the times begin anew after 1\.6 s and are continued"):
+    with pytest.warns(UserWarning, match=rf"joined\.mpg: the times begin anew after {count / 25:.1f} s and are"):
         frames = list(read_frames(tmp_path / "joined.mpg"))
-    assert [number_of(pixels) for pixels, _ in frames] == [number % 16 for number in range(40)] * 2
-    second = [1.6 + float(time) for time in times]
+    assert [number_of(pixels) for pixels, _ in frames] == [number % 16 for number in range(count)] * 2
+    second = [count / 25 + float(time) for time in times]
     assert [time_s for _, time_s in frames] == pytest.approx([*map(float, times), *second], abs=1e-3)
 
 

@@ -40,7 +40,10 @@ WITHOUT_PRESENTATION_TIMES = "avi"
 
 MP4_START = b"ftyp"  # of an MP4 or MOV file, after the length of its first part
 
-JUMP_S = 1.0  # times that go back by more begin anew, as in joined recordings; smaller steps back are rounding
+JUMP_S = 1.0
+JUMP_FRAMES = 8
+"""Times that go back by more than one of these begin anew, as in joined recordings; smaller steps back are rounding, or
+times of decoding of reordered frames."""
 COMPLETE_SHARE = 0.95  # of the stated frames or duration; both are estimates in some files
 
 
@@ -208,6 +211,7 @@ class _Clock:
     def __init__(self, stream: VideoStream, path: Path) -> None:
         self._time_base = _time_base(stream)
         self._interval_s = float(1 / frame_rate(stream))
+        self._jump_s = min(JUMP_S, JUMP_FRAMES * self._interval_s)
         self._longest_interval_s = 0.0
         self._start: int | None = stream.start_time
         self._path = path
@@ -224,7 +228,7 @@ class _Clock:
         time_s = expected_s
         if ticks is not None:
             time_s = self._after_start_s(ticks) + self._shift_s
-        if time_s < self.last_s - JUMP_S:
+        if time_s < self.last_s - self._jump_s:
             if not self._shift_s:
                 rank_zero_warn(f"{self._path}: the times begin anew after {self.last_s:,.1f} s and are continued")
             self._shift_s += expected_s - time_s
