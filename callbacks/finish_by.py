@@ -25,6 +25,7 @@ from yolo_lightning.utils.loop_position import (
     is_validation_of_fit,
     schedule_position,
     schedule_step,
+    validate_after_batch,
 )
 from yolo_lightning.utils.moment import is_moment, moment, parse_moment
 from yolo_lightning.utils.process_identity import started_s
@@ -146,17 +147,15 @@ class FinishBy(TimedCallback):
             self._progress_s += self._epoch_end_s
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Set the end of the epoch, and let a validation follow the last batch of a partial epoch."""
+        """Set the end of the epoch, and let a validation follow the last batch of the fit."""
         typical = self.timer.pace.typical()  # of the earlier steps
         typical_s = self._step_s or math.inf
         if typical is not None:
             typical_s = typical.step_s
         self._longest_step_s = LONGEST_STEP * typical_s
         self._limit_epoch(trainer)
-        is_partial = trainer.is_last_batch and batch_idx + 1 < trainer.num_training_batches
-        if is_partial and trainer.val_check_batch is not None:
-            self._val_check_batch = trainer.val_check_batch
-            trainer.val_check_batch = 1
+        if trainer.is_last_batch and is_last_epoch(trainer):
+            self._val_check_batch = validate_after_batch(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

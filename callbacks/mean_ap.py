@@ -28,7 +28,13 @@ from yolo_lightning.evaluation.ultralytics_metrics import (
 )
 from yolo_lightning.utils.choices import check_range, checked_arguments
 from yolo_lightning.utils.files import write_json
-from yolo_lightning.utils.loop_position import ends_within_epoch, is_last_epoch, steps_begun, stops_early
+from yolo_lightning.utils.loop_position import (
+    ends_within_epoch,
+    is_last_epoch,
+    steps_begun,
+    stops_early,
+    validate_after_batch,
+)
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.rank_zero import rank_zero_warn
 from yolo_lightning.utils.run_files import CHALLENGE_SCORES, SCORES, evaluation_record
@@ -220,16 +226,19 @@ def score_names(classes: int, *, bounds: bool) -> set[str]:
 
 
 class FinalValidation(Callback):
-    """Sets `check_val_every_n_epoch` to 1 for the last epoch, so that the final weights are always evaluated.
+    """Lets a validation follow the last batch of the last epoch, so that the final weights are always evaluated.
 
-    The last epoch is also the one that a `Timer` (`trainer.max_time`) ends. Lightning calls this callback after it.
+    It sets `check_val_every_n_epoch` to 1 for the last epoch, and replaces `val_check_interval` for its last batch. The
+    last epoch is also the one that a `Timer` (`trainer.max_time`) ends. Lightning calls this callback after it.
     """
 
     def __init__(self) -> None:
         self._interval: int | None = None
+        self._val_check_batch: int | float | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._interval = None
+        self._val_check_batch = None
         callbacks = callbacks_of(trainer, Callback)
         timers = callbacks_of(trainer, Timer)
         if timers and callbacks.index(self) < callbacks.index(timers[-1]):
@@ -251,9 +260,17 @@ class FinalValidation(Callback):
         if self._interval is None and trainer.check_val_every_n_epoch is not None:
             self._interval = trainer.check_val_every_n_epoch
             trainer.check_val_every_n_epoch = 1
+        if trainer.is_last_batch and self._val_check_batch is None:
+            self._val_check_batch = validate_after_batch(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the setting."""
+        """Restore the settings."""
         if self._interval is not None:
             trainer.check_val_every_n_epoch = self._interval
             self._interval = None
+        if self._val_check_batch is not None:
+            trainer.val_check_batch = self._val_check_batch
+            self._val_check_batch = None
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.on_fit_end(trainer, pl_module)

@@ -70,3 +70,39 @@ def test_epoch_that_the_number_of_steps_ends_is_validated(tmp_path: Path) -> Non
     seen = Validations()
     fit(tmp_path, FinalValidation(), seen, epochs=20, batches=4, max_steps=8, check_val_every_n_epoch=5)
     assert seen.epochs == [1]
+
+
+class LastSteps(Callback):
+    """Records the steps after which a validation has ended."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.steps.append(trainer.global_step)
+
+
+@pytest.mark.parametrize(
+    ("options", "validated"),
+    [
+        ({"val_check_interval": 3}, [3, 7, 8]),
+        ({"val_check_interval": 0.8}, [3, 7, 8]),
+        ({"val_check_interval": 3, "check_val_every_n_epoch": None}, [3, 6, 8]),
+        ({"val_check_interval": 2}, [2, 4, 6, 8]),
+        ({"val_check_interval": "00:10:00:00"}, [8]),
+        ({"val_check_interval": 3, "max_steps": 8, "epochs": 20}, [3, 7, 8]),
+        ({"val_check_interval": "00:10:00:00", "max_steps": 8, "epochs": 20}, [8]),
+    ],
+)
+def test_a_validation_follows_the_last_batch_whatever_the_interval(
+    options: dict[str, Any], validated: list[int], tmp_path: Path
+) -> None:
+    seen = LastSteps()
+    fit(tmp_path, FinalValidation(), seen, **{"epochs": 2, "batches": 4} | options)
+    assert seen.steps == validated
+
+
+def test_interval_within_epochs_is_given_back(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, FinalValidation(), epochs=2, val_check_interval=3)
+    trainer.fit(TinyModule(), loader(4), loader(1))
+    assert trainer.val_check_batch == 3

@@ -260,6 +260,16 @@ def test_last_epoch_of_a_fit_is_partial_validated_and_saved(clock: Clock, tmp_pa
     assert (tmp_path / "checkpoints" / f"step-{plan.steps:09d}.ckpt").is_file()
 
 
+@pytest.mark.parametrize("interval", [0.3, "00:10:00:00"])
+def test_a_validation_follows_the_last_step_whatever_the_interval(
+    clock: Clock, tmp_path: Path, interval: float | str
+) -> None:
+    passing, finishing = Pass(clock), FinishBy(max_hours=1)
+    fit(tmp_path, passing, finishing, batches=20, epochs=100, val_check_interval=interval)
+    assert finishing.schedule is not None
+    assert passing.validated[-1] == finishing.schedule.steps
+
+
 def test_rest_of_a_step_that_takes_much_longer_than_the_steps_before_is_lost_time(clock: Clock, tmp_path: Path) -> None:
     """The third step takes 610 s instead of 10 s; 100 s of them are progress."""
 

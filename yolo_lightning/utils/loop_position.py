@@ -7,6 +7,7 @@ The step count and the schedule step are equal while all epochs have the same nu
 resume with another batch size: the step count continues, the schedule step follows the new length of an epoch.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -114,6 +115,27 @@ def begins_anew(trainer: Trainer, stage: str) -> bool:
 
 def is_validation_of_fit(trainer: Trainer) -> bool:
     return not trainer.sanity_checking and trainer.state.fn == "fit"
+
+
+def validation_interval_s(trainer: Trainer) -> float | None:
+    """Return the seconds between two validations with a `val_check_interval` in time, else None."""
+    return getattr(trainer, "_val_check_time_interval", None)
+
+
+def validate_after_batch(trainer: Trainer) -> int | float | None:
+    """Let a validation follow the current batch, whatever `trainer.val_check_interval` is.
+
+    The epoch must be one with validations (`trainer.check_val_every_n_epoch`). Returns the value that
+    `trainer.val_check_batch` had if it is changed; the caller restores it.
+    """
+    if validation_interval_s(trainer) is not None:
+        trainer._last_val_time = -math.inf  # type: ignore[attr-defined]  # until the validation has ended
+        return None
+    if trainer.val_check_batch == 1:
+        return None
+    earlier = trainer.val_check_batch
+    trainer.val_check_batch = 1
+    return earlier
 
 
 def is_last_epoch(trainer: Trainer) -> bool:
