@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, BLOCKS, TimedCallback
+from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, BLOCKS, FitTimer, TimedCallback
 from yolo_lightning.errors import UserError
 from yolo_lightning.supervision.run_status import FitLength
 from yolo_lightning.supervision.trainer import is_supervised
@@ -26,6 +26,7 @@ from yolo_lightning.utils.loop_position import (
     schedule_position,
     schedule_step,
     validate_after_batch,
+    validation_interval_s,
 )
 from yolo_lightning.utils.moment import is_moment, moment, parse_moment
 from yolo_lightning.utils.process_identity import started_s
@@ -245,14 +246,27 @@ def fit_length(trainer: Trainer) -> FitLength:
     per_epoch = int(trainer.num_training_batches)
     schedule = deadline_schedule(trainer)
     has_limit = trainer.max_epochs is not None and trainer.max_epochs > 0
-    validation_batches = max(1, int(min(trainer.val_check_batch or 1, per_epoch)))
+    between = trainer.val_check_batch or _batches_in(trainer, validation_interval_s(trainer)) or per_epoch
+    validation_batches = max(1, int(min(between, per_epoch)))
+    every = trainer.check_val_every_n_epoch or 1
+    if per_epoch < between < math.inf:
+        every = max(every, int(between // per_epoch))
     return FitLength(
         epochs=trainer.max_epochs if has_limit else None,
         batches_per_epoch=per_epoch,
-        validate_every_epochs=(trainer.check_val_every_n_epoch or 1) if trainer.enable_validation else None,
+        validate_every_epochs=every if trainer.enable_validation else None,
         validations_per_epoch=max(1, per_epoch // validation_batches),
         last_epoch_batches=None if schedule is None else schedule.last_epoch_steps,
     )
+
+
+def _batches_in(trainer: Trainer, seconds: float | None) -> float | None:
+    """Return how many batches are trained in a time; None if the time is None, or before a step has been timed."""
+    for timer in callbacks_of(trainer, FitTimer):
+        typical = timer.pace.typical()
+        if seconds is not None and typical is not None:
+            return seconds / typical.step_s
+    return None
 
 
 def saved_schedule(state: Any) -> DeadlineSchedule:

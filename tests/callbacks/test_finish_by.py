@@ -270,6 +270,23 @@ def test_a_validation_follows_the_last_step_whatever_the_interval(
     assert passing.validated[-1] == finishing.schedule.steps
 
 
+@pytest.mark.parametrize(("minutes", "every", "per_epoch"), [(1, 1, 3), (8, 2, 1)])
+def test_interval_in_time_is_counted_in_steps_of_the_typical_duration(
+    clock: Clock, tmp_path: Path, minutes: int, every: int, per_epoch: int
+) -> None:
+    """A step takes 10 s and an epoch 200 s; validations are due after a minute, or after 8 minutes."""
+    lengths = []
+
+    class Lengths(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            lengths.append(finish_by.fit_length(trainer))
+
+    finishing = FinishBy(max_hours=1)
+    interval = f"00:00:{minutes:02d}:00"
+    fit(tmp_path, Pass(clock), finishing, Lengths(), batches=20, epochs=100, val_check_interval=interval)
+    assert {(length.validate_every_epochs, length.validations_per_epoch) for length in lengths} == {(every, per_epoch)}
+
+
 def test_rest_of_a_step_that_takes_much_longer_than_the_steps_before_is_lost_time(clock: Clock, tmp_path: Path) -> None:
     """The third step takes 610 s instead of 10 s; 100 s of them are progress."""
 
