@@ -82,6 +82,7 @@ class FitTimer(Callback):
         self._is_first_step = True
         self._trained_before_s = 0.0
         self._train_began_s: float | None = None
+        self._train_ended_s: float | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -92,7 +93,8 @@ class FitTimer(Callback):
         """Return the seconds of training over all restarts, with validations and checkpoints."""
         if self._train_began_s is None:
             return self._trained_before_s
-        return self._trained_before_s + time.monotonic() - self._train_began_s
+        ended_s = time.monotonic() if self._train_ended_s is None else self._train_ended_s
+        return self._trained_before_s + ended_s - self._train_began_s
 
     def state_dict(self) -> dict[str, Any]:
         return {"validation_s": self.validation_s, "trained_s": self.trained_s()}
@@ -100,9 +102,12 @@ class FitTimer(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.validation_s = state_dict["validation_s"]
         self._trained_before_s = state_dict["trained_s"]
+        self._train_began_s = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._trained_before_s = self.trained_s()  # with earlier fits of the Trainer
         self._train_began_s = time.monotonic()
+        self._train_ended_s = None
         self.pace = StepPace()
         self.batch = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         self._pause_s = 0.0
@@ -139,6 +144,13 @@ class FitTimer(Callback):
         self._waiting_since_s = time.monotonic()
         if is_validation_of_fit(trainer):
             self.validation_s = self._waiting_since_s - self._validation_began_s
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._train_ended_s = time.monotonic()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._train_ended_s is None:
+            self._train_ended_s = time.monotonic()
 
     def add_pause(self, pause_s: float) -> None:
         """Count a pause after a step as computation of the next step, not as a wait for its batch."""

@@ -3,6 +3,7 @@ import errno
 import os
 import re
 import resource
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,16 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tests.callbacks.tiny_training import AccumulatingModule, Clock, Interrupt, StopAt, TinyModule, fit
+from tests.callbacks.tiny_training import (
+    AccumulatingModule,
+    Clock,
+    Interrupt,
+    StopAt,
+    TinyModule,
+    fit,
+    loader,
+    tiny_trainer,
+)
 from yolo_lightning.callbacks import LastCheckpoint, MetricsFile
 from yolo_lightning.utils.optional_file import FINAL_PAUSES_S
 
@@ -138,6 +148,27 @@ def test_seconds_count_from_a_clock_that_shows_zero_and_over_restarts(
     last = tmp_path / "checkpoints" / "last.ckpt"
     fit(tmp_path, TakesTwoSeconds(), MetricsFile(), batches=2, epochs=2, resume=last)
     assert [row["time_s"] for row in rows(tmp_path)][3:] == ["6.0", "8.0", "8.0"]
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_seconds_count_over_the_fits_of_a_trainer_without_the_time_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    clock = Clock(monkeypatch)
+
+    class TakesTwoSeconds(Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            clock.now_s += 2
+
+    trainer = tiny_trainer(tmp_path, TakesTwoSeconds(), StopAt(1, 0), MetricsFile(), epochs=1 + is_interrupted)
+    module = TinyModule()
+    with pytest.raises(Interrupt) if is_interrupted else nullcontext():
+        trainer.fit(module, loader(2), loader(1))
+    clock.now_s += 900
+    trainer.fit_loop.max_epochs = 2
+    trainer.callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, StopAt)]
+    trainer.fit(module, loader(2), loader(1))
+    assert [row["time_s"] for row in rows(tmp_path)] == ["2.0", "4.0", "4.0", "6.0", "8.0", "8.0"]
 
 
 @pytest.mark.parametrize("name", ["step-000000002.ckpt", "step-000000004.ckpt", "step-000000006.ckpt"])
