@@ -13,7 +13,7 @@ from yolo_lightning.callbacks.fit_timer import TimedCallback
 from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import check_state
 from yolo_lightning.utils.files import replacing
-from yolo_lightning.utils.loop_position import is_validation_of_fit, steps_begun
+from yolo_lightning.utils.loop_position import begins_anew, is_validation_of_fit, steps_begun
 from yolo_lightning.utils.optional_file import FINAL_PAUSES_S, OptionalFile, attempts
 from yolo_lightning.utils.regular_files import open_regular, read_regular
 from yolo_lightning.utils.run_files import METRICS
@@ -41,6 +41,12 @@ class MetricsFile(TimedCallback):
         self._unwritten: list[dict[str, Any]] = []
         self._rewritten_up_to: float | None = None
         """If set, the next write keeps the rows up to this step and rewrites the file instead of appending."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if begins_anew(trainer, stage):
+            self._steps = 0
+            self._unwritten = []
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self._steps, "unwritten": list(self._unwritten)}

@@ -18,7 +18,7 @@ from yolo_lightning.supervision.run_status import Scores, Status, write_status
 from yolo_lightning.supervision.watches import MAX_TEMPERATURE_C, Minute, Reading, RunWatches, WatchFinding
 from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import check_state, checked_arguments
-from yolo_lightning.utils.loop_position import is_validation_of_fit, steps_begun
+from yolo_lightning.utils.loop_position import begins_anew, is_validation_of_fit, steps_begun
 from yolo_lightning.utils.moment import parse_moment
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.process_identity import started_ticks
@@ -70,6 +70,13 @@ class StatusFile(TimedCallback):
         self._written_at_s = -math.inf
         self._file = OptionalFile()
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if begins_anew(trainer, stage):
+            self.watches = RunWatches(self.watches.max_temperature_c)
+            self._scores.clear()
+            self._best_map_50 = None
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "scores": [(scores.epoch, dict(scores.values)) for scores in self._scores],
@@ -80,8 +87,10 @@ class StatusFile(TimedCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_state(self, state_dict, self.state_dict())
+        self._scores.clear()
         self._scores.extend(Scores(epoch, dict(values)) for epoch, values in state_dict["scores"])
         self._best_map_50 = state_dict["best_map_50"]
+        self.watches.minutes.clear()
         self.watches.minutes.extend(Minute(*minute) for minute in state_dict["minutes"])
         self.watches.findings = tuple(WatchFinding(**finding) for finding in state_dict["findings"])
 

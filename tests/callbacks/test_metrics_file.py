@@ -186,6 +186,14 @@ def test_new_run_in_a_folder_without_checkpoint_starts_a_new_file(tmp_path: Path
     assert steps(tmp_path) == [1, 2]
 
 
+def test_callback_that_another_trainer_has_used_starts_a_new_file(tmp_path: Path) -> None:
+    callback = MetricsFile()
+    fit(tmp_path, callback, batches=5)
+    fit(tmp_path, callback, batches=2)
+    assert steps(tmp_path) == [1, 2]
+    assert steps(tmp_path, "val/map_50") == [2]
+
+
 TORN = "1,6,0.9,0."
 """The beginning of a row; a kill left it without the rest and the end of line."""
 

@@ -56,6 +56,24 @@ def last(folder: Path) -> Status:
     return status
 
 
+def test_callback_that_another_trainer_has_used_forgets_its_scores_and_measurements(tmp_path: Path) -> None:
+    callback = StatusFile()
+    fit(tmp_path / "first", callback, LastCheckpoint(), module=TinyModule(val_scores=[0.5, 0.75]), epochs=2)
+    callback.watches.minutes.append(Minute(0, 1.0, 0.5, 3.0))
+    fit(tmp_path / "second", callback, module=TinyModule(val_scores=[0.25]))
+    status = last(tmp_path / "second")
+    assert [(score.epoch, score.values) for score in status.scores] == [(0, {"val/map_50": 0.25})]
+    assert status.best_map_50 == 0.25
+    assert not callback.watches.minutes
+
+
+def test_state_of_a_checkpoint_replaces_the_scores_of_the_callback() -> None:
+    callback = StatusFile()
+    callback.load_state_dict(callback.state_dict() | {"scores": [(0, {"val/map_50": 0.5})]})
+    callback.load_state_dict(callback.state_dict())
+    assert [scores.epoch for scores in callback._scores] == [0]
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
