@@ -25,6 +25,7 @@ from yolo_lightning.utils.loop_position import (
     is_validation_of_fit,
     schedule_position,
     schedule_step,
+    steps_begun,
     validate_after_batch,
     validation_interval_s,
 )
@@ -251,13 +252,29 @@ def fit_length(trainer: Trainer) -> FitLength:
     every = trainer.check_val_every_n_epoch or 1
     if per_epoch < between < math.inf:
         every = max(every, int(between // per_epoch))
+    epochs = trainer.max_epochs if has_limit else None
+    last_epoch_batches = None if schedule is None else schedule.last_epoch_steps
+    batches = _batches_of_max_steps(trainer)
+    if batches is not None and per_epoch and (epochs is None or batches < epochs * per_epoch):
+        epochs = -(-batches // per_epoch)
+        last_epoch_batches = batches - (epochs - 1) * per_epoch
     return FitLength(
-        epochs=trainer.max_epochs if has_limit else None,
+        epochs=epochs,
         batches_per_epoch=per_epoch,
         validate_every_epochs=every if trainer.enable_validation else None,
         validations_per_epoch=max(1, per_epoch // validation_batches),
-        last_epoch_batches=None if schedule is None else schedule.last_epoch_steps,
+        last_epoch_batches=last_epoch_batches,
     )
+
+
+def _batches_of_max_steps(trainer: Trainer) -> int | None:
+    """Return the number of batches until `trainer.max_steps`, from those per optimizer step so far; None without it."""
+    if trainer.max_steps < 1:
+        return None
+    per_step = float(trainer.accumulate_grad_batches)
+    if trainer.global_step:
+        per_step = steps_begun(trainer) / trainer.global_step
+    return max(1, round(trainer.max_steps * per_step))
 
 
 def _batches_in(trainer: Trainer, seconds: float | None) -> float | None:

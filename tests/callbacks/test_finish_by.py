@@ -87,6 +87,7 @@ class Loop:
         trainer: Any = SimpleNamespace(
             fit_loop=loop,
             num_training_batches=PER_EPOCH,
+            max_steps=-1,
             val_check_batch=PER_EPOCH,
             check_val_every_n_epoch=1,
             enable_validation=True,

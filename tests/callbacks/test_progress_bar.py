@@ -109,6 +109,18 @@ class Readings:
         return 2.5
 
 
+@pytest.mark.parametrize(("accumulated", "max_steps"), [(1, 60), (2, 30), (1, 10_000)])
+def test_finish_time_of_a_fit_that_the_number_of_optimizer_steps_ends(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch, accumulated: int, max_steps: int
+) -> None:
+    clock = Fake(monkeypatch)
+    options = {"max_steps": max_steps, "accumulate_grad_batches": accumulated, "limit_val_batches": 0}
+    fit(tmp_path, Takes(clock), ProgressLines(0), **LONG, **options)
+    errors = [error for error in errors_h(lines, clock.now_s) if error is not None]
+    assert len(lines) == (60 if max_steps <= 60 else 160)
+    assert max(map(abs, errors)) < 0.2
+
+
 @pytest.mark.usefixtures("any_uptime")
 def test_bar_reads_the_loss_once_per_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     loss, now_s = Readings(), [100.0]
