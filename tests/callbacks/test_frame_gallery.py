@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from tests.callbacks.tiny_detection import HIT, MISS, DetectionModule, Frames, frame_batch, prediction, target
 from tests.callbacks.tiny_training import loader, tiny_trainer
@@ -100,7 +101,22 @@ def test_a_frame_is_shown_once_on_the_side_where_it_belongs(tmp_path: Path) -> N
     assert ids(listed(tmp_path), "worst") == ["id-0"]
 
 
-def test_fit_keeps_those_of_the_last_epoch_alone(tmp_path: Path) -> None:
+class StopAfter(Callback):
+    """Ends the fit after a number of steps, as `trainer.max_time`."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        trainer.should_stop = trainer.global_step == self.steps
+
+
+@pytest.mark.parametrize(
+    ("epochs", "max_steps", "stop"),
+    [(2, -1, 9), (9, 4, 9), (9, -1, 3)],
+    ids=["max_epochs", "max_steps", "max_time"],
+)
+def test_fit_keeps_those_of_the_last_epoch_alone(tmp_path: Path, epochs: int, max_steps: int, stop: int) -> None:
     seen: list[bool] = []
 
     class Look(FrameGallery):
@@ -112,7 +128,7 @@ def test_fit_keeps_those_of_the_last_epoch_alone(tmp_path: Path) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return self.layers(batch).mean()
 
-    trainer = tiny_trainer(tmp_path, Look(), epochs=2)
+    trainer = tiny_trainer(tmp_path, Look(), StopAfter(stop), epochs=epochs, max_steps=max_steps)
     trainer.fit(Module(answers(right(0))), loader(2), Frames([frame_batch(0)]).val_dataloader())
     assert seen == [False, True]
 
