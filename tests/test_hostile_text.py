@@ -133,7 +133,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
         (f"train: {'[' * 5000}\n", "cannot be read as YAML"),
         ("train: .\nnames: {.inf: a}\n", "the keys of 'names' must be 0 to 0, got"),
         ("train: .\nnames: [a]\nkpt_shape: [1000000000, 1000000000]\n", "'kpt_shape' must be"),
-        ("channels: 2020-99-99\n", "cannot be read as YAML"),
+        ("channels: 2020-99-99\n", "must have the key 'train' or 'val'"),
         ("train: .\nnames: [a\nb: c\n", "cannot be read as YAML: line 3, column 2: did not find expected"),
         ("train: !!python/object:os.system a\n", "cannot be read as YAML"),
         (f"path: {'x' * 300}\ntrain: .\nnames: [a]\n", "is not a folder"),
