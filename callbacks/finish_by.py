@@ -19,10 +19,12 @@ from yolo_lightning.utils.activity import Activity, during
 from yolo_lightning.utils.choices import check_state, checked_arguments
 from yolo_lightning.utils.json_record import converted
 from yolo_lightning.utils.loop_position import (
+    batches_per_epoch,
     begins_anew,
     end_epoch_after,
     is_last_epoch,
     is_validation_of_fit,
+    require_epoch_length,
     schedule_position,
     schedule_step,
     steps_begun,
@@ -131,7 +133,7 @@ class FinishBy(TimedCallback):
         trainer.fit_loop.max_epochs = epochs
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        per_epoch = int(trainer.num_training_batches)
+        per_epoch = require_epoch_length(trainer, "finish_by and max_hours need")
         if self.schedule is None:
             assert trainer.max_epochs is not None
             process = os.getppid() if is_supervised() else os.getpid()
@@ -244,13 +246,13 @@ def deadline_schedule(trainer: Trainer) -> DeadlineSchedule | None:
 
 def fit_length(trainer: Trainer) -> FitLength:
     """Return the length of the fit and its validations from the configuration of the Trainer."""
-    per_epoch = int(trainer.num_training_batches)
+    per_epoch = batches_per_epoch(trainer)
     schedule = deadline_schedule(trainer)
     has_limit = trainer.max_epochs is not None and trainer.max_epochs > 0
     between = trainer.val_check_batch or _batches_in(trainer, validation_interval_s(trainer)) or per_epoch
     validation_batches = max(1, int(min(between, per_epoch)))
     every = trainer.check_val_every_n_epoch or 1
-    if per_epoch < between < math.inf:
+    if 0 < per_epoch < between < math.inf:
         every = max(every, int(between // per_epoch))
     epochs = trainer.max_epochs if has_limit else None
     last_epoch_batches = None if schedule is None else schedule.last_epoch_steps

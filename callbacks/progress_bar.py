@@ -14,7 +14,7 @@ from yolo_lightning.callbacks.fit_timer import BLOCK_STEPS, TimedCallback
 from yolo_lightning.supervision.run_status import remaining
 from yolo_lightning.utils.activity import number_from_device
 from yolo_lightning.utils.choices import checked_arguments
-from yolo_lightning.utils.loop_position import is_validation_of_fit
+from yolo_lightning.utils.loop_position import batches_per_epoch, is_validation_of_fit
 from yolo_lightning.utils.moment import duration, moment
 
 ESTIMATING = "estimating"
@@ -121,8 +121,9 @@ class ProgressLines(ShowsFinishTime):
         end = "end not yet estimated"
         if remaining_s is not None:
             end = f"ends at {finish_time(remaining_s)}, in {duration(remaining_s)}"
+        batches = batches_per_epoch(trainer)
+        of_batches = f"/{batches:,}" if batches else ""
         rank_zero_info(
-            f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, "
-            f"batch {batch_idx + 1:,}/{int(trainer.num_training_batches):,}, loss {loss:.3f}, "
-            f"{end}"
+            f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, batch {batch_idx + 1:,}{of_batches}, "
+            f"loss {loss:.3f}, {end}"
         )

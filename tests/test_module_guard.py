@@ -1,7 +1,7 @@
 """A fit of the complete network with non-finite losses, non-finite gradients and out-of-memory errors."""
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from tests.callbacks.tiny_detection import sample
 from tests.callbacks.tiny_training import tiny_trainer
@@ -287,6 +287,20 @@ def test_plain_loader_with_labels_of_several_classes_trains_one_class(tmp_path: 
     module = YOLOModule(single_class=True, convolution=ConvolutionSettings(backend="native"))
     tiny_trainer(tmp_path).fit(module, plain, plain)
     assert module.graph.names == {0: "object"}
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield sample(0)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "auto"])
+def test_schedules_need_the_length_of_an_epoch(optimizer: str, tmp_path: Path) -> None:
+    stream: Any = DataLoader(Stream(), batch_size=1, collate_fn=collate)
+    module: YOLOModule = module_of(backend="native", optimizer=optimizer)
+    with pytest.raises(ValueError, match=r"schedules of model\.recipe need .* set trainer\.limit_train_batches"):
+        tiny_trainer(tmp_path).fit(module, stream)
+    tiny_trainer(tmp_path, limit_train_batches=1, limit_val_batches=0).fit(module_of(backend="native"), stream)
 
 
 def test_class_weights_need_the_number_of_boxes(tmp_path: Path) -> None:

@@ -92,7 +92,13 @@ from yolo_lightning.utils.activity import Activity, during, enter
 from yolo_lightning.utils.choices import AUTO, check_types, checked_arguments
 from yolo_lightning.utils.distributed import check_agreement, sum_over_ranks
 from yolo_lightning.utils.host import keep_freed_memory
-from yolo_lightning.utils.loop_position import begins_anew, has_data, schedule_step, steps_begun
+from yolo_lightning.utils.loop_position import (
+    begins_anew,
+    has_data,
+    require_epoch_length,
+    schedule_step,
+    steps_begun,
+)
 from yolo_lightning.utils.offline import prefer_fast_find
 from yolo_lightning.utils.rank_zero import hide_harmless_lines
 from yolo_lightning.utils.trainer_callbacks import callbacks_of
@@ -101,6 +107,7 @@ SINGLE_VALUES = (
     "a batch of one image as small as the stride has one value per channel in the deepest layers: it is normalized by "
     "the running statistics (a larger data.image_size avoids this)"
 )
+SCHEDULES_NEED = "the schedules of model.recipe need"
 Evaluation = dict[str, list[Prediction] | list[Target]]
 """Output of a validation or test step: `preds` and `targets`, one per frame."""
 
@@ -524,7 +531,8 @@ class YOLOModule(LightningModule):
         facts = self._data_facts()
         if facts is None or facts.epoch_batches is None:
             _ = trainer.estimated_stepping_batches  # loads the training data
-            facts = replace(TrainingFacts.from_trainer(trainer), epoch_batches=int(trainer.num_training_batches))
+            batches = require_epoch_length(trainer, SCHEDULES_NEED)
+            facts = replace(TrainingFacts.from_trainer(trainer), epoch_batches=batches)
         assert facts.epoch_batches is not None
         return facts.epoch_batches, facts.batch_size * trainer.world_size
 
@@ -582,8 +590,9 @@ class YOLOModule(LightningModule):
         """Restore the summed gradients of a checkpoint inside an accumulation, and get the facts about the data.
 
         Raises:
-            UserError: If the ranks have not restored the same step.
+            UserError: If the ranks have not restored the same step, or the length of an epoch is unknown.
         """
+        require_epoch_length(self.trainer, SCHEDULES_NEED)
         check_agreement({"step": steps_begun(self.trainer)})
         self._accumulation.restore(self.graph, self.trainer.scaler)
         facts = TrainingFacts.from_trainer(self.trainer)

@@ -15,6 +15,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 
+from yolo_lightning.errors import UserError
+
 
 class LoaderLoop:
     """The training loop of a Trainer, as a loader of the training data needs it."""
@@ -103,6 +105,21 @@ def steps_begun(trainer: Trainer) -> int:
     Checkpoints, rows of `metrics.csv` and the heartbeat file contain this number. It never decreases.
     """
     return int(trainer.fit_loop.total_batch_idx) + 1
+
+
+def batches_per_epoch(trainer: Trainer) -> int:
+    """Return the number of training batches per epoch; 0 if an `IterableDataset` without length makes it unknown."""
+    if trainer.num_training_batches == math.inf:
+        return 0
+    return int(trainer.num_training_batches)
+
+
+def require_epoch_length(trainer: Trainer, need: str) -> int:
+    """Return the number of training batches per epoch; raise a UserError that begins with `need` if it is unknown."""
+    batches = batches_per_epoch(trainer)
+    if not batches:
+        raise UserError(f"{need} the number of batches per epoch: set trainer.limit_train_batches to an integer")
+    return batches
 
 
 def begins_anew(trainer: Trainer, stage: str) -> bool:

@@ -32,3 +32,11 @@ def test_rows_of_a_file_that_is_none_are_counted(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\0\0garbage\nmore\n")
     metrics = read_metrics(path)
     assert (metrics.is_empty, metrics.unreadable) == (True, 2)
+
+
+def test_name_of_a_metric_may_contain_any_separator_of_lines(tmp_path: Path) -> None:
+    name = "val/map/a\u2028b\x85c"
+    (tmp_path / "metrics.csv").write_text(f"epoch,step,time_s,{name}\n0,1,1.0,0.5\r\n1,2,2.0,0.6\n", encoding="utf-8")
+    metrics = read_metrics(tmp_path / "metrics.csv")
+    assert metrics.unreadable == 0
+    assert metrics.columns[name].tolist() == [0.5, 0.6]

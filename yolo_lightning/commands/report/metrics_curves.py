@@ -71,7 +71,8 @@ class Metrics:
 def read_metrics(path: Path) -> Metrics:
     """Return the curves of a file. Lines that cannot be parsed are counted and skipped."""
     rows: list[dict[str, float]] = []
-    lines = read_regular(path).decode(errors="replace").replace("\0", "").splitlines()
+    text = read_regular(path).decode(errors="replace").replace("\0", "")
+    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")  # names may contain other line separators
     table = csv.reader(line for line in lines if len(line) <= LONGEST_LINE)
     header = next(table, [])
     for cells in table:
