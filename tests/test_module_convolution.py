@@ -151,7 +151,7 @@ def test_other_processes_take_what_the_first_found(choice: list[Any], monkeypatc
         precision = "64-true"
         datamodule = None
         callbacks: tuple[Callback, ...] = ()
-        fit_loop = SimpleNamespace(_data_source=SimpleNamespace(is_defined=lambda: True))
+        fit_loop = SimpleNamespace(_data_source=SimpleNamespace(is_defined=lambda: True), total_batch_idx=-1)
 
     module = YOLOModule()
     monkeypatch.setattr(YOLOModule, "trainer", SecondProcess())

@@ -178,7 +178,7 @@ def test_command_line_takes_configurations_and_overrides() -> None:
     recipe, overlay = REPOSITORY / "configs" / "ltdv2.yaml", REPOSITORY / "configs" / "loader" / "spawn2.yaml"
     flags = ("--data.root", "here", "--samples", "3", "--data.augmentation.gain", "0.7")
     data = options("--config", str(recipe), f"--config={overlay}", *flags)["data"]
-    assert (data.root, data.batch_size) == (Path("here"), 8)
+    assert (data.root, data.batch_size) == (Path("here").absolute(), 8)
     assert (data.loader.num_workers, data.loader.persistent_workers) == (2, False)
     assert (data.augmentation.gain, data.augmentation.inversion) == (0.7, 0.02)
     assert options("--data.root", "here", "--samples", "3")["samples"] == 3
