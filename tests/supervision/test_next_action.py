@@ -367,6 +367,21 @@ def test_rare_failures_of_the_computation_count_across_checkpoints() -> None:
     assert reaction(after(worker, 5)) == "restart after 1 s"
 
 
+@pytest.mark.parametrize("other", [dies(0), raises("RuntimeError", "x"), hangs(Phase.METRICS)])
+def test_a_failure_of_another_cause_does_not_count_as_one_of_the_computation(other: AttemptFacts) -> None:
+    state = after(other, 1).state
+    crash = dies(-11, FORWARD, saved=True)
+    assert reaction(after(crash, 1, state)) == "restart after 1 s"
+    assert reaction(after(crash, 2, state)) == "lower the computation: gemm"
+
+
+def test_a_kill_from_outside_does_not_count_as_a_crash_of_a_worker() -> None:
+    state = after(dies(-15), 1).state
+    worker = raises("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed.")
+    assert reaction(after(worker, 1, state)) == "restart after 10 s"
+    assert reaction(after(worker, 2, state)) == "lower the loader: 2 workers, not persistent"
+
+
 def test_a_sample_is_left_out_after_two_failures_in_one_epoch() -> None:
     broken = raises("RuntimeError", "broken codec", samples=("id=a",), saved=True)
     other = raises("RuntimeError", "broken codec", samples=("id=b",), saved=True)

@@ -404,7 +404,9 @@ def _wait(state: FallbackState, facts: AttemptFacts, missing: str, longer: Phase
 def _counted(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> FallbackState:
     """Return the state with this failure counted: attempts, failures of the kind, suspected samples, equal errors."""
     failures = Counter(state.failures)
-    failures.update(RULES.get(cause, Rule()).remedies[:1])
+    rule = RULES.get(cause, Rule())
+    if rule.after:  # a failure of unknown cause is no evidence against the computation or the loader
+        failures.update(rule.remedies[:1])
     fingerprint = ""
     if facts.record.error:
         fingerprint = f"{facts.record.fingerprint} at step {facts.heartbeat.step}"
