@@ -39,6 +39,7 @@ from yolo_lightning.supervision.next_action import (
     level_to_take_back,
     next_action,
 )
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.utils.activity import Activity
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.process_identity import Process
@@ -198,7 +199,7 @@ ROWS: list[Row] = [
     ("hang elsewhere in a step", hangs(Phase.STEP, samples=BATCH), 2, "lower the computation: gemm"),
     ("hang in a step, no lower level", hangs(Phase.STEP, FORWARD, samples=BATCH), 8, "restart after 10 s"),
     ("hang in a step, at the same batch, after all else", hangs(Phase.STEP, FORWARD, samples=BATCH), 10, "leave out id=a, id=b"),
-    ("hang in a step, without this batch, too", hangs(Phase.STEP, FORWARD, samples=BATCH), 11, "wait 1 s"),
+    ("hang in a step, without this batch, too", hangs(Phase.STEP, FORWARD, samples=BATCH), 11, "wait 1 s, twice the time for step"),
     ("hang in the forward pass, first start", hangs(Phase.FIRST_BATCH, FORWARD, **NEW), 2, "lower the computation: gemm"),
     ("hang in the forward pass, first start, all levels", hangs(Phase.FIRST_BATCH, FORWARD, **NEW), 9, "end: code 76"),
     ("SIGSEGV in the forward pass", dies(-11, FORWARD), 1, "restart after 1 s"),
@@ -373,6 +374,21 @@ def test_a_failure_of_another_cause_does_not_count_as_one_of_the_computation(oth
     crash = dies(-11, FORWARD, saved=True)
     assert reaction(after(crash, 1, state)) == "restart after 1 s"
     assert reaction(after(crash, 2, state)) == "lower the computation: gemm"
+
+
+@pytest.mark.parametrize("activity", [Activity.NONE, BACKWARD, DEVICE_WAIT, Activity.LOAD])
+def test_a_slow_step_gets_more_time_after_all_else_and_a_hang_not_much(activity: Activity) -> None:
+    timeouts = AdaptiveTimeouts(SETTINGS.phase_timeouts, {})
+    state = FallbackState()
+    timeouts_s = []
+    for _ in range(40):
+        timeouts_s.append(timeouts.seconds(Phase.STEP))
+        action = next_action(state, replace(hangs(Phase.STEP, activity), waited_s=timeouts_s[-1]))
+        if action.longer is not None:
+            timeouts = timeouts.doubled(action.longer)
+        state = action.state
+    assert timeouts_s[:4] == [60.0] * 4, "first, everything else is tried"
+    assert timeouts_s[-1] == timeouts_s[-10] == 1920.0
 
 
 def test_a_kill_from_outside_does_not_count_as_a_crash_of_a_worker() -> None:

@@ -122,6 +122,9 @@ STALLS_OF_DEVICE = frozenset({StallClass.GPU_STALL, StallClass.COMPUTATION})
 SLOW_OR_HUNG = frozenset({StallClass.STORAGE, StallClass.UNKNOWN})
 """Causes of stalls whose phase gets more time in the next attempt."""
 
+LONG_STALL_S = 1800.0
+"""A stall of this time is a hang, unless its cause is in `SLOW_OR_HUNG`."""
+
 SAMPLES = "samples"
 
 
@@ -435,7 +438,7 @@ def _remedy(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Act
         if action is not None:
             return action
     limit = facts.settings.attempts
-    longer = facts.heartbeat.phase if facts.waited_s > 0 and cause in SLOW_OR_HUNG else None
+    longer = facts.heartbeat.phase if _can_be_slow(state, facts, cause) else None
     if facts.trained and state.attempts > limit:
         missing = f"a successful attempt, after {state.attempts} failed ones: {cause} at step {facts.heartbeat.step:,}"
         return _wait(state, facts, missing, longer)
@@ -447,6 +450,15 @@ def _remedy(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Act
         reason = f"gave up: {state.attempts} consecutive attempts without a new checkpoint"
         return Finish(state, reason, code=ExitCode.GAVE_UP)
     return Restart(state, _attempt(state), pause_s=_pause_s(state, facts), longer=longer)
+
+
+def _can_be_slow(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> bool:
+    """Return whether a stalled phase gets more time: if it can be slow, or if all remedies of a hang have failed."""
+    if not facts.waited_s:
+        return False
+    if cause in SLOW_OR_HUNG:
+        return True
+    return state.attempts > facts.settings.attempts and facts.waited_s < LONG_STALL_S
 
 
 def _hangs_at_start(facts: AttemptFacts) -> bool:
