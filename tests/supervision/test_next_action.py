@@ -391,6 +391,22 @@ def test_a_slow_step_gets_more_time_after_all_else_and_a_hang_not_much(activity:
     assert timeouts_s[-1] == timeouts_s[-10] == 1920.0
 
 
+@pytest.mark.parametrize("phase", [Phase.STEP, Phase.SAVE, Phase.METRICS])
+def test_a_hang_that_returns_after_progress_never_takes_hours(phase: Phase) -> None:
+    timeouts = AdaptiveTimeouts(SETTINGS.phase_timeouts, {})
+    state = FallbackState()
+    hang = hangs(phase, Activity.EXCHANGE)
+    for day in range(20):
+        given = replace(hang, waited_s=timeouts.seconds(phase), saved=True)
+        action = next_action(state, at(given, step=1000 * day))
+        if action.longer is not None:
+            timeouts = timeouts.doubled(action.longer)
+        state = action.state
+    assert timeouts.seconds(phase) <= HOUR_S
+    without_progress = next_action(state, replace(hang, waited_s=timeouts.seconds(phase)))
+    assert without_progress.longer is phase
+
+
 def test_a_kill_from_outside_does_not_count_as_a_crash_of_a_worker() -> None:
     state = after(dies(-15), 1).state
     worker = raises("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed.")

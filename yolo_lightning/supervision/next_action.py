@@ -123,7 +123,7 @@ SLOW_OR_HUNG = frozenset({StallClass.STORAGE, StallClass.UNKNOWN})
 """Causes of stalls whose phase gets more time in the next attempt."""
 
 LONG_STALL_S = 1800.0
-"""A stall of this time is a hang, unless its cause is in `SLOW_OR_HUNG`."""
+"""A stall of this time is a hang, unless its cause is in `SLOW_OR_HUNG` and the run makes no progress."""
 
 SAMPLES = "samples"
 
@@ -453,11 +453,14 @@ def _remedy(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Act
 
 
 def _can_be_slow(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> bool:
-    """Return whether a stalled phase gets more time: if it can be slow, or if all remedies of a hang have failed."""
+    """Return whether a stalled phase gets more time: if it can be slow, or if all remedies of a hang have failed.
+
+    A hang that returns again and again after new checkpoints must not take hours each time.
+    """
     if not facts.waited_s:
         return False
     if cause in SLOW_OR_HUNG:
-        return True
+        return not facts.saved or facts.waited_s < LONG_STALL_S
     return state.attempts > facts.settings.attempts and facts.waited_s < LONG_STALL_S
 
 
