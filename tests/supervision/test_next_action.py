@@ -158,6 +158,8 @@ ROWS: list[Row] = [
     ("EIO at the start of a service after a boot, nothing trained yet", os_error(errno.EIO, **(NEW | {"is_watched": False})), 1, "restart after 1 s"),
     ("EIO at the start of a service after a boot, nothing trained yet", os_error(errno.EIO, **(NEW | {"is_watched": False})), 3, "end: code 1"),
     ("EIO for longer than patience_h", os_error(errno.EIO, failing_s=24 * HOUR_S), 1, "end: code 76"),
+    ("run disk full for longer than patience_h, nothing trained yet", dies(74, disk_is_full=True, failing_s=24 * HOUR_S, **NEW), 1, "end: code 76"),
+    ("run disk hangs for longer than patience_h, nothing trained yet", facts(waited_s=60.0, disk_hangs=True, failing_s=24 * HOUR_S, **NEW), 1, "end: code 76"),
     # The computation.
     ("device hangs in a step", hangs(Phase.STEP, DEVICE_WAIT, samples=BATCH), 1, "lower the computation: gemm"),
     ("device hangs in a step", hangs(Phase.STEP, DEVICE_WAIT, samples=BATCH), 2, "lower the computation: gemm without GPU kernels"),

@@ -347,7 +347,8 @@ def _end(state: FallbackState, facts: AttemptFacts, cause: StallClass) -> Finish
     is_out_of_patience = facts.failing_s >= facts.settings.patience_h * 3600
     if facts.is_blocked and (is_out_of_patience or not (facts.trained or facts.is_blocked_by_disk)):
         return _needs_reboot(state, facts)
-    if facts.trained and is_out_of_patience:
+    waits = facts.trained or facts.disk_hangs or cause is StallClass.DISK_FULL  # attempts have no limit
+    if waits and is_out_of_patience:
         reason = f"gave up: no new checkpoint for {facts.settings.patience_h:g} h (supervision.patience_h)"
         return Finish(state, reason, code=ExitCode.GAVE_UP)
     return None
