@@ -347,6 +347,15 @@ def test_levels_are_taken_back_one_by_one_the_loader_first() -> None:
     ]
 
 
+def test_waits_and_failures_before_the_progress_do_not_count_after_a_level_was_taken_back() -> None:
+    state = after(hangs(Phase.STEP, DEVICE_WAIT), 1).state
+    state = after(os_error(errno.EIO), 10, state).state
+    assert reaction(after(os_error(errno.EIO), 1, state)) == "wait 300 s"
+    state = next_action(state, facts(climbs=True, saved=True)).state
+    assert state.on_trial == "computation"
+    assert reaction(after(os_error(errno.EIO), 1, state)) == "wait 1 s"
+
+
 def test_a_level_that_failed_twice_is_not_tried_again() -> None:
     hang = hangs(Phase.STEP, DEVICE_WAIT)
     state = taken_back(after(hang, 1).state)

@@ -327,10 +327,10 @@ def next_action(state: FallbackState, facts: AttemptFacts) -> Action:
         reason = f"stopped by {signal_name(facts.stop_signal)}"
         return Finish(state, reason, code=of_signal(facts.stop_signal))
     state = replace(state, trained=facts.trained)
-    if facts.climbs:
-        return _climb(state, facts)
     if facts.saved:
         state = state.after_progress()
+    if facts.climbs:
+        return _climb(state, facts)
     cause = cause_of(facts)
     action = _end(state, facts, cause) or _wait_or_test(state, facts, cause)
     if action is not None:
