@@ -13,6 +13,8 @@ from yolo_lightning.supervision.failure_record import NO_FAILURE, read_failure
 from yolo_lightning.supervision.fallback_levels import FallbackState
 from yolo_lightning.supervision.heartbeat import NOT_STARTED, Phase
 from yolo_lightning.supervision.job import Job
+from yolo_lightning.supervision.kill import Killed
+from yolo_lightning.supervision.next_action import AttemptFacts
 from yolo_lightning.supervision.unsaved_checkpoint import read_unsaved
 from yolo_lightning.supervision.watch import Look
 
@@ -32,6 +34,19 @@ def test_run_is_stopped_to_take_a_level_back_only_while_its_heartbeat_is_readabl
     assert runner._watch(trainer, watch, climb_after_s=0.0) is None
     assert trainer.process.terminate.called is is_readable
     assert services.announcer.progress_made.called is is_readable
+
+
+@pytest.mark.parametrize(("code", "finished"), [(0, True), (1, False), (-9, False), (None, False)])
+def test_program_that_ends_while_its_stall_is_examined_has_finished_with_exit_code_0(
+    tmp_path: Path, code: int | None, finished: bool
+) -> None:
+    job = Job(("program",), ("program",), any_command=True)
+    runner = AttemptRunner(tmp_path / "run", job, "token", Mock(signals=[]))
+    runner._heartbeat_path = tmp_path / "heartbeat"
+    trainer = Mock()
+    trainer.process.returncode = code
+    stall = AttemptFacts(job.settings, tmp_path / "incident", waited_s=60.0)
+    assert runner._facts(trainer, NOT_STARTED, stall, Killed()).finished is finished
 
 
 def test_no_trainer_remains_after_an_error_of_its_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ class AttemptRunner:
     ) -> AttemptFacts:
         """Return what is known about a trainer that has ended."""
         code: int | None = trainer.process.returncode  # None for a process that survived SIGKILL
-        finished = stall is None and code == 0
+        finished = code == 0  # also after a stall: a program that was killed has the code of the signal
         if not self.job.any_command:
             finished = self.disk.ask(run_files.is_finished, self.run_folder)
         record = read_failure(self._heartbeat_path)
