@@ -86,6 +86,20 @@ def test_longest_stay_in_a_phase_is_kept(writer: HeartbeatWriter) -> None:
     assert Phase.SAVE not in record.longest_s
 
 
+def test_wait_for_something_outside_is_no_part_of_the_stay_in_a_phase(
+    writer: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    writer.beat(Phase.FETCH)
+    for _ in range(60):  # an outage of the data
+        now_s += 10.0
+        enter(Activity.WAIT)
+    now_s += 0.5
+    writer.beat(Phase.STEP)
+    assert read(writer.path).longest_s[Phase.FETCH] == 0.5
+
+
 def whole_record(folder: Path) -> bytes:
     writer = HeartbeatWriter(folder / "whole")
     writer.beat(Phase.STEP, 1, 2, 3)

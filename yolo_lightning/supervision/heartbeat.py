@@ -165,6 +165,8 @@ class HeartbeatWriter:
 
     def show(self, current: Activity) -> None:
         """Record an activity within the phase, in a fraction of the time of `beat`."""
+        if current is Activity.WAIT:  # an outage says nothing about the duration of the phase
+            self._began_s = time.monotonic()
         self._reports += REPORT_STEP
         self._words[REPORT_WORD] = self._reports + current
 
