@@ -157,6 +157,9 @@ def test_what_lists_of_images_lack_is_counted(tmp_path: Path, capsys: pytest.Cap
         ([f"{frame}.jpg" for frame in range(100)], 20),
         ([f"clip{clip}_{frame}.jpg" for clip in range(10) for frame in range(60)], 10),
         ([f"photo{number}_jpg.rf.{copy}a{number}.jpg" for number in range(5) for copy in range(3)], 5),
+        ([f"frame_{number}_{side}.jpg" for number in range(5) for side in ("left", "right")], 5),
+        ([f"trip2024_{place}.jpg" for place in "abcdefghij"], 10),
+        ([f"trip2024_{place}_jpg.rf.{copy}.jpg" for place in "abcdefghij" for copy in range(3)], 10),
     ],
 )
 def test_consecutive_images_are_held_out_together(files: list[str], sequences: int) -> None:

@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,21 +33,23 @@ def held_out(files: Sequence[str], share: float) -> list[str]:
     validation shows more than one place.
     """
     base = os.path.commonpath([os.path.dirname(file) for file in files])
-    sequences: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    sequences: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
     for file in files:
         name = ROBOFLOW_HASH.sub("", stem(os.path.relpath(file, base or ".")))
         match = IMAGE_NUMBER.search(name)
         number = int(match[1]) if match else 0
-        sequences[name[: match.start()] if match else name].append((number, file))
+        sequences[name[: match.start()] if match else name].append((number, name, file))
     longest = max(1, round(share * len(files)))
     groups: dict[str, list[str]] = defaultdict(list)
     for name, images in sequences.items():
         length = longest
         if len(images) > longest:
             length = max(1, round(longest / PARTS_OF_SHARE))
-        first_positions: dict[int, int] = {}  # copies of one image have one number
-        for position, (number, file) in enumerate(sorted(images)):
-            first_position = first_positions.setdefault(number, position)
+        numbers = Counter(number for number, _, _ in images)
+        is_year = max(numbers.values()) > longest  # or another number that does not count the images
+        first_positions: dict[int | str, int] = {}  # copies of one image have one number and name
+        for position, (number, image_name, file) in enumerate(sorted(images)):
+            first_position = first_positions.setdefault(image_name if is_year else number, position)
             groups[f"{name}/{first_position // length}"].append(file)
     names = sorted(groups)
     if len(names) < 2:
