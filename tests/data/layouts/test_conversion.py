@@ -324,6 +324,24 @@ def test_names_of_another_unicode_form_are_paired() -> None:
     assert paired([composed], [decomposed]) == ({composed: decomposed}, set())
 
 
+@pytest.mark.parametrize("layout", WRITERS)
+def test_names_that_begin_with_a_date_are_different(layout: str, tmp_path: Path) -> None:
+    names = [f"{day}-{number:04}.png" for day in (20240101, 20240102) for number in range(2)]
+    if layout == "Label Studio JSON-MIN":  # whose writer adds the prefix of an upload
+        names = [f"{upload}-same.png" for upload in ("0000000a", "0000000b")]
+    WRITERS[layout](tmp_path / "source", {name: ((64, 48), [(0, 8, 8, 24, 20)]) for name in names})
+    convert(str(tmp_path / "source"), str(tmp_path / "out"))
+    assert sorted(converted(tmp_path / "out")) == names
+
+
+def test_prefix_of_an_upload_is_ignored_only_if_no_file_has_it() -> None:
+    files = ["images/0000000a-cat.jpg", "images/dog.jpg"]
+    names = ["upload/0000000a-cat.jpg", "upload/0000000b-cat.jpg", "upload/0000000c-dog.jpg"]
+    pairs, ambiguous = paired(names, files)
+    assert pairs == {names[0]: files[0], names[2]: files[1]}
+    assert not ambiguous
+
+
 def test_newest_annotation_of_label_studio_that_is_not_skipped_is_used(tmp_path: Path) -> None:
     images = box_images(["empty.png", "several.png", "skipped.png", "unfinished.png"])
     source = tmp_path / "in"

@@ -127,12 +127,24 @@ def split_of(path: str) -> str:
 def paired(names: Iterable[str], files: Iterable[str]) -> tuple[dict[str, str], set[str]]:
     """Return the file of each written name, and the names and files for which several partners are equally good.
 
-    The file names without suffix are equal. Of several, those are taken that have the most equal folders before the
-    file name, without the folders `CONTENT_NAME`.
+    The file names without suffix are equal; the written name of a file without an equal one may have the prefix of an
+    upload. Of several, those are taken that have the most equal folders before the file name, without the folders
+    `CONTENT_NAME`.
     """
     waiting = ({name: path_parts(name) for name in names}, {file: path_parts(file) for file in files})
     pairs: dict[str, str] = {}
     ambiguous: set[str] = set()
+    _pair_equal(waiting, pairs, ambiguous)
+    for parts in waiting[0].values():
+        parts[-1] = UPLOAD_PREFIX.sub("", parts[-1])
+    _pair_equal(waiting, pairs, ambiguous)
+    return pairs, ambiguous
+
+
+def _pair_equal(
+    waiting: tuple[dict[str, list[str]], dict[str, list[str]]], pairs: dict[str, str], ambiguous: set[str]
+) -> None:
+    """Move the names and files of equal last parts from `waiting`, the parts of both, to `pairs` or `ambiguous`."""
     deepest = max((len(parts) for side in waiting for parts in side.values()), default=0)
     for depth in range(deepest, 0, -1):
         groups: dict[tuple[str, ...], tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
@@ -149,11 +161,10 @@ def paired(names: Iterable[str], files: Iterable[str]) -> tuple[dict[str, str], 
             for paths, side_members in zip(waiting, members, strict=True):
                 for path in side_members:
                     del paths[path]
-    return pairs, ambiguous
 
 
 def path_parts(path: str) -> list[str]:
     """Return the folders of a path without those of `CONTENT_NAME`, and the file name without suffix; in NFC."""
     *folders, name = normalize("NFC", path).replace("\\", "/").split("/")
     cleaned = (CONTENT_NAME.sub("", folder.lower()) for folder in folders)
-    return [*filter(None, cleaned), UPLOAD_PREFIX.sub("", stem(name))]
+    return [*filter(None, cleaned), stem(name)]
