@@ -98,7 +98,7 @@ def splits_of(target: Path) -> dict[str, str]:
     return {name: split for name, (split, _) in converted(target).items()}
 
 
-@pytest.mark.parametrize("folders", [("train", "valid"), ("train_images", "val_images")])
+@pytest.mark.parametrize("folders", [("train", "valid"), ("train_images", "val_images"), ("train2017", "val2017")])
 def test_splits_that_folders_name_are_kept(folders: tuple[str, str], tmp_path: Path) -> None:
     for folder in folders:
         write_csv(tmp_path / "source" / folder, box_images([f"{folder}_{number}.png" for number in range(2)]))

@@ -19,6 +19,7 @@ SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "
 """Split by the name of a folder, a list of images or a subset."""
 CONTENT_NAME = re.compile(r"[_-]?(jpegimages|images?|imgs?|labels?|annotations?|xmls?)[_-]?")
 """Part of the name of a folder or list that says whether it contains images or annotations."""
+YEAR = re.compile(r"[_-]?(19|20)\d\d$")  # End of the name of a split, as in train2017
 SAME_NAME = "images and annotations left out, because several have the same name"
 UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{8}-")  # of uploads to Label Studio
 
@@ -119,8 +120,8 @@ class SourceFolder:
 
 
 def split_of(path: str) -> str:
-    """Return the split that a folder of a path names; empty if none does."""
-    folders = [CONTENT_NAME.sub("", folder.lower()) for folder in path.split("/")[:-1]]
+    """Return the split that a folder of a path names, also with a year behind it; empty if none does."""
+    folders = [YEAR.sub("", CONTENT_NAME.sub("", folder.lower())) for folder in path.split("/")[:-1]]
     return next((SPLITS[folder] for folder in folders if folder in SPLITS), "")
 
 
