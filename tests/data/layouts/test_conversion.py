@@ -318,6 +318,15 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_a_folder_with_a_test_split_only_is_refused(share: float | None, tmp_path: Path) -> None:
+    write_csv(tmp_path / "in/test", box_images(["a.png", "b.png"]))
+    with pytest.raises(UserError, match=r"all 2 images into the split test, such as test/a\.png: rename"):
+        convert(str(tmp_path / "in"), str(tmp_path / "out"), share)
+    convert(str(tmp_path / "in/test"), str(tmp_path / "out"), share)
+    assert sorted(splits_of(tmp_path / "out").values()) == ["train", "val"]
+
+
 def test_names_of_another_unicode_form_are_paired() -> None:
     composed = normalize("NFC", "Höhe/Brücke.jpg")
     decomposed = normalize("NFD", composed)

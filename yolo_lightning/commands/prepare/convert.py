@@ -100,6 +100,11 @@ def _splits(source: SourceFolder, dataset: SourceDataset, valid_share: float | N
     if valid_share is None and {"train", "val"} <= set(splits.values()):
         return splits
     files = [file for file, split in splits.items() if split != "test"]
+    if not files:
+        raise UserError(
+            f"a training and a validation image are needed, and a folder or list puts all {len(splits):,} images into "
+            f"the split test, such as {next(iter(splits))}: rename or remove it, or convert the folder test alone"
+        )
     splits |= dict.fromkeys(files, "train")
     splits |= dict.fromkeys(held_out(files, valid_share or DEFAULT_SHARE), "val")
     return splits
