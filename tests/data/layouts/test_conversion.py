@@ -327,6 +327,15 @@ def test_a_folder_with_a_test_split_only_is_refused(share: float | None, tmp_pat
     assert sorted(splits_of(tmp_path / "out").values()) == ["train", "val"]
 
 
+def test_label_files_that_belong_to_two_images_each_are_refused(tmp_path: Path) -> None:
+    for camera in ("infrared", "visible"):
+        draw(tmp_path / "in", box_images(["000.png"]), camera)
+    write_text(tmp_path / "in/labels/000.txt", "0 0.5 0.5 0.2 0.2\n")
+    message = "no image can be used: 3 images and annotations left out, because several have the same name, such as"
+    with pytest.raises(UserError, match=message):
+        convert(str(tmp_path / "in"), str(tmp_path / "out"))
+
+
 def test_names_of_another_unicode_form_are_paired() -> None:
     composed = normalize("NFC", "Höhe/Brücke.jpg")
     decomposed = normalize("NFD", composed)

@@ -28,6 +28,9 @@ def read_label_files(folder: SourceFolder, labels: list[str], advance: Advance) 
     description = DataDescription(folder.root / FILE_NAME, folder.root, {"train": (".",)}, dict(enumerate(names)))
     notes: dict[str, list[str]] = defaultdict(list)
     files = _paired_files(folder, labels, notes)
+    if not files.images:
+        left_out = "; ".join(f"{len(paths):,} {note}, such as {paths[0]}" for note, paths in notes.items())
+        raise UserError(f"{folder.root}: no image can be used: {left_out}")
     annotations = YoloSplit(description, "train", files=files).read()
     advance(len(folder.images))
     if not len(annotations.boxes):
