@@ -26,7 +26,7 @@ from yolo_lightning.commands.prepare.convert import convert
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import read_description
-from yolo_lightning.data.layouts import write_dataset
+from yolo_lightning.data.layouts import source_dataset, write_dataset
 from yolo_lightning.data.layouts.choose_layout import find_layout
 from yolo_lightning.data.layouts.label_studio import read_label_studio
 from yolo_lightning.data.layouts.labelled_folder import SourceFolder, paired
@@ -334,6 +334,24 @@ def test_label_files_that_belong_to_two_images_each_are_refused(tmp_path: Path) 
     message = "no image can be used: 3 images and annotations left out, because several have the same name, such as"
     with pytest.raises(UserError, match=message):
         convert(str(tmp_path / "in"), str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("layout", ["images and label files", "Pascal VOC XML"])
+def test_unreadable_images_are_left_out(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(source_dataset, "reads_heif", lambda: False)
+    WRITERS[layout](tmp_path / "in", box_images(["a.png", "b.png", "c.png", "d.png"]))
+    (damaged,) = (tmp_path / "in").glob("*/a.png")
+    damaged.write_bytes(b"damaged")
+    (heic,) = (tmp_path / "in").glob("*/b.png")
+    heic.write_bytes(b"HEIC")
+    heic.rename(heic.with_suffix(".heic"))
+    convert(str(tmp_path / "in"), str(tmp_path / "out"))
+    assert sorted(splits_of(tmp_path / "out")) == ["c.png", "d.png"]
+    output = capsys.readouterr().out
+    assert f"1 damaged images left out, such as {damaged.parent.name}/a.png" in output
+    assert "1 images left out (HEIC images are read with pillow-heif: pip install " in output
 
 
 def test_names_of_another_unicode_form_are_paired() -> None:

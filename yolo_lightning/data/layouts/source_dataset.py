@@ -9,6 +9,8 @@ import numpy as np
 from yolo_lightning.data.formats.annotations import Annotations, still_images
 from yolo_lightning.data.formats.yolo import READERS, image_shape
 from yolo_lightning.data.layouts.labelled_folder import SAME_NAME, LabelledFolder, LabelledImage, SourceFolder, paired
+from yolo_lightning.data.left_out_files import suffix
+from yolo_lightning.data.storage.pillow_images import HEIF_SUFFIXES, NEEDS_HEIF, reads_heif
 from yolo_lightning.errors import UserError
 
 UNNAMED = "unnamed"  # Class of boxes without a class name
@@ -41,7 +43,7 @@ def located(folder: SourceFolder, labelled: LabelledFolder, advance: Advance) ->
         for (file, image), shape in zip(images.items(), pool.map(image_shape, paths), strict=True):
             advance(1)
             if shape is None:
-                labelled.notes["damaged images left out"].append(file)
+                labelled.notes[note_of_unreadable(file)].append(file)
                 continue
             size = shape[::-1]
             if any(image.size) and tuple(image.size) != size:
@@ -70,6 +72,13 @@ def located(folder: SourceFolder, labelled: LabelledFolder, advance: Advance) ->
     )
     splits = {file: image.split for file, image in images.items()}
     return SourceDataset(labelled.layout, annotations, splits, labelled.notes)
+
+
+def note_of_unreadable(file: str) -> str:
+    """Return why an image that cannot be read is left out."""
+    if suffix(file) in HEIF_SUFFIXES and not reads_heif():
+        return f"images left out ({NEEDS_HEIF})"
+    return "damaged images left out"
 
 
 def _matched(folder: SourceFolder, labelled: LabelledFolder) -> dict[str, LabelledImage]:

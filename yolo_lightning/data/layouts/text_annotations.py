@@ -3,15 +3,16 @@
 import os
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import msgspec
 
-from yolo_lightning.data.formats.yolo import YoloSplit
+from yolo_lightning.data.formats.yolo import READERS, YoloSplit, image_shape
 from yolo_lightning.data.formats.yolo_description import FILE_NAME, MOST_CLASSES, DataDescription
 from yolo_lightning.data.formats.yolo_files import CLASS_LIST, SplitFiles
 from yolo_lightning.data.layouts.labelled_folder import SAME_NAME, SourceFolder, paired
-from yolo_lightning.data.layouts.source_dataset import Advance, SourceDataset
+from yolo_lightning.data.layouts.source_dataset import Advance, SourceDataset, note_of_unreadable
 from yolo_lightning.data.left_out_files import by_suffix
 from yolo_lightning.errors import UserError
 
@@ -53,7 +54,16 @@ def _paired_files(folder: SourceFolder, labels: Sequence[str], notes: dict[str, 
     """Return the images and the label file of each; their folders may have any name."""
     pairs, ambiguous = paired(labels, folder.images)
     label_of = {image: label for label, image in pairs.items()}
-    images = [image for image in folder.images if image not in ambiguous]
+    images = []
+    candidates = [image for image in folder.images if image not in ambiguous]
+    with ThreadPoolExecutor(READERS) as pool:
+        shapes = pool.map(image_shape, [folder.root / image for image in candidates])
+        for image, shape in zip(candidates, shapes, strict=True):
+            # Boxes are fractions of an unknown size: a repaired image would have none and be a background image.
+            if shape is None:
+                notes[note_of_unreadable(image)].append(image)
+            else:
+                images.append(image)
     unlabelled = [image for image in images if image not in label_of]
     if ambiguous:
         notes[SAME_NAME] = sorted(ambiguous)
