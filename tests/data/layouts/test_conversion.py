@@ -336,6 +336,15 @@ def test_label_files_that_belong_to_two_images_each_are_refused(tmp_path: Path) 
         convert(str(tmp_path / "in"), str(tmp_path / "out"))
 
 
+def test_an_empty_line_among_class_names_does_not_shift_the_names(tmp_path: Path) -> None:
+    write_label_files(tmp_path / "in", box_images(["a.png", "b.png"]))
+    write_text(tmp_path / "in/labels/b.txt", "2 0.5 0.5 0.2 0.2\n")
+    write_text(tmp_path / "in/classes.txt", "car\n\nbus\ntram\n\n")
+    convert(str(tmp_path / "in"), str(tmp_path / "out"))
+    assert {boxes[0][0] for _, boxes in converted(tmp_path / "out").values()} == {"car", "bus"}
+    assert read_description(tmp_path / "out").class_names == ("car", "class_1", "bus", "tram")
+
+
 @pytest.mark.parametrize("layout", ["images and label files", "Pascal VOC XML"])
 def test_unreadable_images_are_left_out(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -22,7 +22,7 @@ CLASS_LISTS = (CLASS_LIST, "_darknet.labels", "labels.txt", "predefined_classes.
 
 def read_label_files(folder: SourceFolder, labels: list[str], advance: Advance) -> SourceDataset:
     class_lists = folder.of(".names") + [file for file in folder.files if os.path.basename(file) in CLASS_LISTS]
-    lists = {tuple(folder.lines(file)) for file in class_lists}
+    lists = {_class_names(folder, file) for file in class_lists}
     if len(lists) > 1:
         raise UserError(f"{folder.root}: the lists of class names must be equal, got {', '.join(class_lists)}")
     names = next(iter(lists), tuple(f"class_{number}" for number in range(MOST_CLASSES)))
@@ -48,6 +48,12 @@ def read_label_files(folder: SourceFolder, labels: list[str], advance: Advance) 
         annotations = replace(annotations, facts=facts)
         notes[f"class names invented, because there is no {CLASS_LIST}: correct 'names' in data.yaml"] = list(names)
     return SourceDataset(LABEL_FILES, annotations, notes=notes)
+
+
+def _class_names(folder: SourceFolder, file: str) -> tuple[str, ...]:
+    """Return the class names in a list; the number of a class is that of its line, also behind an empty line."""
+    text = folder.read(file).decode("utf-8-sig", errors="replace").rstrip()
+    return tuple(line.strip() or f"class_{number}" for number, line in enumerate(text.splitlines()))
 
 
 def _paired_files(folder: SourceFolder, labels: Sequence[str], notes: dict[str, list[str]]) -> SplitFiles:
