@@ -345,6 +345,14 @@ def test_an_empty_line_among_class_names_does_not_shift_the_names(tmp_path: Path
     assert read_description(tmp_path / "out").class_names == ("car", "class_1", "bus", "tram")
 
 
+def test_row_of_a_csv_file_with_a_name_only_is_an_image_without_objects(tmp_path: Path) -> None:
+    write_csv(tmp_path / "in", box_images(["a.png", "b.png"]))
+    table = tmp_path / "in/annotations.csv"
+    table.write_text(table.read_text().partition("b.png")[0] + "b.png,,,,,,,\n")
+    convert(str(tmp_path / "in"), str(tmp_path / "out"))
+    assert [len(boxes) for _, (_, boxes) in sorted(converted(tmp_path / "out").items())] == [1, 0]
+
+
 @pytest.mark.parametrize("layout", ["images and label files", "Pascal VOC XML"])
 def test_unreadable_images_are_left_out(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

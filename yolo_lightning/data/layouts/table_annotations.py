@@ -64,7 +64,9 @@ def read_csv(folder: SourceFolder, files: list[str], advance: Advance) -> Source
             name, class_name = (row[position].strip() for position in columns.described)
             image = labelled.images[os.path.join(os.path.dirname(file), name)]
             image.split = split_of(f"{stem(file)}/") or split_of(name)
-            image.size = folder.numbers((row[position] for position in columns.size), place)
+            size = [row[position] for position in columns.size]
+            if any(size):
+                image.size = folder.numbers(size, place)
             box = [row[position] for position in columns.box]
             if any(box):  # a row without numbers is an image without objects
                 image.class_names.append(class_name)
