@@ -14,6 +14,7 @@ from tests.conftest import REPOSITORY
 from yolo_lightning.supervision import kill
 from yolo_lightning.supervision.kill import _marked_files, mark_process, remove_files_of_dead_processes
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
+from yolo_lightning.utils import process_identity
 from yolo_lightning.utils.process_identity import own_mark
 
 TRAINER = """
@@ -115,6 +116,26 @@ def test_other_names_and_other_namespaces_are_left_alone(tmp_path: Path, monkeyp
         (tmp_path / name).mkdir()
     names = sorted(path.name for path in _marked_files() if path.parent == tmp_path)
     assert names == [other_start, f"{other_start}-12345678-record"]
+
+
+def test_process_of_another_time_namespace_is_not_taken_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spaces = []
+    for clocks in ("time:[1]", "time:[2]", "time:[2]", None):
+        proc = tmp_path / str(len(spaces))
+        (proc / "sys/kernel/random").mkdir(parents=True)
+        (proc / "sys/kernel/random/boot_id").write_text("one boot")
+        (proc / "self/ns").mkdir(parents=True)
+        (proc / "self/ns/pid").symlink_to("pid:[3]")
+        if clocks is not None:
+            (proc / "self/ns/time").symlink_to(clocks)
+        monkeypatch.setattr(process_identity, "PROC", proc)
+        spaces.append(process_identity._name_space.__wrapped__())
+    first, second, again, without_namespaces = spaces
+    assert second == again
+    assert len({first, second, without_namespaces}) == 3
+    assert None not in spaces
 
 
 @pytest.fixture

@@ -195,7 +195,7 @@ def remove_files_of_dead_processes() -> None:
 
 
 def _marked_files() -> Iterator[Path]:
-    """Yield the files and folders whose mark names a process of this boot and PID namespace that has ended."""
+    """Yield the files and folders whose mark names a process of this boot, PID and time namespace that has ended."""
     for folder in {SHARED_MEMORY, Path(tempfile.gettempdir()), Path("/tmp")}:
         with suppress(OSError):
             for name in os.listdir(folder):

@@ -1,7 +1,8 @@
 """Identity of processes: entries of Linux' process table, and marks for file names that tell whether the owner lives.
 
-The mark of a process consists of its id, its start time, and a checksum of boot and PID namespace, because /dev/shm,
-temporary folders and disks may be shared with containers and machines in which the same id belongs to another process.
+The mark of a process consists of its id, its start time, and a checksum of boot, PID namespace and time namespace,
+because /dev/shm, temporary folders and disks may be shared with containers and machines in which the same id belongs to
+another process, or in which the same process has another start time.
 Standard library only.
 """
 
@@ -9,6 +10,7 @@ import os
 import re
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -112,7 +114,7 @@ def _mark_of(pid: int) -> str | None:
 
 @cache
 def _name_space() -> str | None:
-    """Return a checksum of the boot and the PID namespace in which process ids of this process are valid."""
+    """Return a checksum of the boot and the namespaces in which the ids and start times of processes are valid."""
     boot = boot_id()
     if not boot:
         return None
@@ -120,11 +122,13 @@ def _name_space() -> str | None:
         space = os.readlink(PROC / "self/ns/pid")
     except OSError:
         return None
+    with suppress(OSError):  # a kernel without time namespaces
+        space += os.readlink(PROC / "self/ns/time")
     return f"{zlib.crc32((boot + space).encode()):08x}"
 
 
 def owner_lives(mark: re.Match[str]) -> bool | None:
-    """Return whether the process of a match of `MARK` lives; None if it belongs to another boot or PID namespace."""
+    """Return whether the process of a match of `MARK` lives; None if it belongs to another boot or namespace."""
     if mark["space"] != _name_space():
         return None
     process = read_process(int(mark["pid"], 16))
