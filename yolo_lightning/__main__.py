@@ -6,6 +6,7 @@ import sys
 
 from yolo_lightning.utils.offline import set_switches
 from yolo_lightning.utils.slurm import requeued
+from yolo_lightning.utils.standard_streams import open_closed_streams
 from yolo_lightning.utils.stop_signals import Stopped, request, say
 
 
@@ -14,6 +15,7 @@ def main() -> None:
 
     Imported late: a spawned loader worker imports this file again and needs neither Lightning nor Ultralytics.
     """
+    open_closed_streams()
     from yolo_lightning import __version__
 
     if __name__ != "__main__" and not sys.flags.safe_path and "" not in sys.path:
