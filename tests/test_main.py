@@ -60,3 +60,19 @@ def test_console_script_finds_modules_in_the_working_directory(tmp_path: Path) -
     )
     assert result.returncode == 0, result.stderr
     assert "of_user.Mine" in result.stdout
+
+
+@pytest.mark.whole_run
+def test_fit_of_one_process_is_complete_with_the_rank_of_another_program(
+    tmp_path: Path, look_alike: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "elsewhere"}.items():
+        monkeypatch.setenv(name, value)
+    options = ["--data.root", str(look_alike), "--data.image_size", "64", "--data.loader.num_workers", "0"]
+    options += ["--trainer.accelerator", "cpu", "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1"]
+    result = run_python(tmp_path, *COMMAND, "fit", *options)
+    assert result.returncode == 0, result.stderr
+    assert "RANK=1 LOCAL_RANK=1 in the environment has no effect" in result.stderr
+    assert "run folder: runs/yolo\n" in result.stderr
+    for name in ("metrics.csv", "environment.json", "tensorboard"):
+        assert (tmp_path / "runs" / "yolo" / name).exists()

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 import yolo_lightning
 from yolo_lightning import callbacks
@@ -53,7 +53,7 @@ from yolo_lightning.utils.nested_keys import flatten, nested, section
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.rank_store import RankStore, connect_ranks
-from yolo_lightning.utils.rank_zero import mark_lines
+from yolo_lightning.utils.rank_zero import count_as_only_process, mark_lines
 from yolo_lightning.utils.slurm import is_slurm_task, require_whole_launch
 from yolo_lightning.utils.tensorboard import Curves
 from yolo_lightning.utils.terminal import has_cursor_control
@@ -149,10 +149,7 @@ class YOLOCLI(LightningCLI):
         with missing_process_reported():
             self._ranks = connect_ranks(self.config[command].get("trainer.strategy.init_args.timeout"))
             run = plan_of_all_ranks(self._ranks, options, partial(prepared_plan, self._spec, options, self._at_end))
-        for warning in run.warnings:
-            rank_zero_warn(warning)
-        for line in run.lines:
-            rank_zero_info(line)
+        announce(run)
         if run.is_finished:
             raise SystemExit(0)
         checkpoint = None if run.checkpoint is None else str(run.checkpoint)
@@ -223,6 +220,9 @@ class YOLOCLI(LightningCLI):
                 raise self._trainer_refusal(error) from error
             raise
         self._check_ranks(trainer)
+        if trainer.world_size == 1 and vars(rank_zero_only)["rank"]:
+            count_as_only_process()
+            announce(self._run)  # what the rank has omitted
         return trainer
 
     def _check_ranks(self, trainer: Trainer) -> None:
@@ -341,6 +341,14 @@ def run(spec: RunSpec, cli_class: type[YOLOCLI] = YOLOCLI) -> None:
         },
         parser_kwargs={"prog": PROGRAM},
     )
+
+
+def announce(run: Run) -> None:
+    """Print the warnings and lines of a plan, from the first rank."""
+    for warning in run.warnings:
+        rank_zero_warn(warning)
+    for line in run.lines:
+        rank_zero_info(line)
 
 
 def chosen_callbacks(configured: list[Callback], options: Mapping[str, Any], *, is_fit: bool) -> list[Callback]:

@@ -44,6 +44,21 @@ rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ),
 vars(rank_zero_only).setdefault("rank", int(rank))
 
 
+def count_as_only_process() -> None:
+    """Let this process, which computes alone, print and write as the first rank.
+
+    Shells of clusters and containers define ranks for programs of several processes. With such a rank, Lightning
+    omits loggers and lines without a word.
+    """
+    left_over = {name: os.environ[name] for name in RANK_VARIABLES if os.environ.get(name, "0") != "0"}
+    for name in left_over:
+        del os.environ[name]
+    vars(rank_zero_only)["rank"] = 0
+    if left_over:
+        texts = " ".join(f"{name}={value}" for name, value in left_over.items())
+        rank_zero_warn(f"{texts} in the environment has no effect: trainer.devices x trainer.num_nodes is 1")
+
+
 def rank_warn(message: str) -> None:
     """Warn of something that concerns this rank or its host alone; also in ranks other than the first."""
     warnings.warn(message, stacklevel=3)
