@@ -1,6 +1,7 @@
 """Other libraries stay offline in calls of this package, and as their users set them elsewhere."""
 
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from yolo_lightning.utils.offline import prefer_fast_find
+from yolo_lightning.utils import offline as switches
+from yolo_lightning.utils.offline import offline, prefer_fast_find
 
 REFUSE = """
 import logging, os, socket, subprocess, sys
@@ -96,3 +98,19 @@ def test_fast_find_of_miopen_is_a_default(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("MIOPEN_FIND_MODE", "NORMAL")
     prefer_fast_find()
     assert os.environ["MIOPEN_FIND_MODE"] == "NORMAL"
+
+
+def test_user_without_a_home_folder_can_import_ultralytics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.setattr(switches, "cache_folder", lambda: tmp_path)
+    monkeypatch.delenv("YOLO_CONFIG_DIR", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", refuse)  # as for a number that a container gives to a process
+    with offline():
+        assert os.environ["YOLO_CONFIG_DIR"] == str(tmp_path)
+    assert "YOLO_CONFIG_DIR" not in os.environ
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with offline():
+        assert "YOLO_CONFIG_DIR" not in os.environ

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from yolo_lightning.utils.files import cache_folder
+
 ENVIRONMENT_SWITCHES = {
     "YOLO_OFFLINE": "1",  # ultralytics: no DNS probe at import, no update check, no analytics
     "YOLO_AUTOINSTALL": "0",  # ultralytics: never run pip
@@ -16,6 +18,8 @@ ENVIRONMENT_SWITCHES = {
     "OPENCV_FFMPEG_LOGLEVEL": "-8",  # opencv: unreadable videos are reported once, by this package
     "MIOPEN_FIND_MODE": "FAST",  # MIOpen: a convolution without a measurement in its database is not measured
 }
+SETTINGS_FOLDER = "YOLO_CONFIG_DIR"
+"""Variable of the folder of Ultralytics' settings, whose import fails for a user without a home folder."""
 CONSTANTS = {"YOLO_OFFLINE": "ONLINE", "YOLO_AUTOINSTALL": "AUTOINSTALL", "YOLO_VERBOSE": "VERBOSE"}
 """Constants to which Ultralytics converts its variables at import; its other modules copy them."""
 ULTRALYTICS = "ultralytics.utils"
@@ -43,6 +47,9 @@ def prefer_fast_find() -> None:
 def offline() -> Iterator[None]:
     """Set the switches around an import or a call of another library, whether it was imported before or not."""
     added = ENVIRONMENT_SWITCHES.keys() - os.environ.keys()
+    if SETTINGS_FOLDER not in os.environ and os.path.expanduser("~") == "~":
+        os.environ[SETTINGS_FOLDER] = str(cache_folder())
+        added.add(SETTINGS_FOLDER)
     constants = [name for switch, name in CONSTANTS.items() if switch in added]
     imported = sys.modules.get(ULTRALYTICS)
     after: dict[str, Any] = {"ONLINE": _Unprobed(), "AUTOINSTALL": True, "VERBOSE": True}
