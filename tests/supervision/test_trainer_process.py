@@ -11,7 +11,15 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from yolo_lightning.supervision import trainer
-from yolo_lightning.supervision.trainer import MARKER_VARIABLE, end_with_launcher, temporary_folder
+from yolo_lightning.supervision.trainer import (
+    MARKER_VARIABLE,
+    RunningTrainer,
+    end_with_launcher,
+    make_temporary_folder,
+    remove_temporary_folder,
+    temporary_folder,
+)
+from yolo_lightning.utils.files import TEMPORARY_VARIABLE
 
 LISTEN = "from multiprocessing.connection import Listener; Listener(family='AF_UNIX').close()"
 
@@ -37,6 +45,27 @@ def test_temporary_folder_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tempfile, "tempdir", "/var/tmp")
     assert temporary_folder("0" * 32).parent == Path("/var/tmp")
     assert temporary_folder("0" * 32) != temporary_folder("1" * 32)
+
+
+PRINT_CACHE = "from yolo_lightning.utils.files import cache_folder; print(cache_folder())"
+
+
+def test_temporary_cache_of_a_trainer_outlives_the_attempt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # cannot be written
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.delenv(TEMPORARY_VARIABLE, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    token = uuid.uuid4().hex
+    make_temporary_folder(token)
+    command = (sys.executable, "-W", "ignore", "-c", PRINT_CACHE)
+    running = RunningTrainer(command, tmp_path / "heartbeat", token, lambda text: None, 0.0, any_command=False)
+    running.process.wait(timeout=60)
+    running.output.pump(0.0)
+    remove_temporary_folder(token)
+    running.close()
+    assert running.output.lines() == (str(tmp_path / f"yolo_lightning-{os.getuid()}"),)
+    assert (tmp_path / f"yolo_lightning-{os.getuid()}").is_dir()
 
 
 PARTNER = """

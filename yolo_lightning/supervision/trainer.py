@@ -16,6 +16,7 @@ from typing import IO
 
 from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE
 from yolo_lightning.utils.activity import PATIENCE_VARIABLE
+from yolo_lightning.utils.files import TEMPORARY_VARIABLE
 
 MARKER_VARIABLE = "YOLO_LIGHTNING_MARKER"
 """Environment variable of a supervised trainer and of all processes that it starts."""
@@ -173,6 +174,7 @@ class RunningTrainer:
             MARKER_VARIABLE: token,
             PROGRAM_VARIABLE: "1" if any_command else "",  # a supervisor under `supervise` inherits "1"
             "TMPDIR": str(temporary_folder(token)),
+            TEMPORARY_VARIABLE: os.environ.get(TEMPORARY_VARIABLE) or tempfile.gettempdir(),
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",  # writes the stack of a crash to the log
         }

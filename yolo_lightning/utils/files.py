@@ -42,6 +42,10 @@ def with_place(error: OSError) -> str:
     return f"{error}, in {place.name} ({Path(place.filename).name}:{place.lineno})"
 
 
+TEMPORARY_VARIABLE = "YOLO_LIGHTNING_TEMPORARY"
+"""Environment variable of a supervised trainer: the temporary folder of its supervisor. That of the trainer is deleted
+after each attempt."""
+
 CONVOLUTION_VERDICTS = "convolution_probe.json"
 """File in the cache folder with the results of `model.convolution.backend: auto` by device."""
 
@@ -63,7 +67,7 @@ def _temporary_cache(folder: Path) -> Path:
     Raises:
         UserError: If another user has created the folder, and could change what it contains.
     """
-    temporary = Path(tempfile.gettempdir()) / f"yolo_lightning-{os.getuid()}"
+    temporary = Path(os.environ.get(TEMPORARY_VARIABLE) or tempfile.gettempdir()) / f"yolo_lightning-{os.getuid()}"
     with suppress(FileExistsError):
         temporary.mkdir(mode=0o700)
     status = temporary.lstat()
