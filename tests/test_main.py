@@ -76,3 +76,18 @@ def test_fit_of_one_process_is_complete_with_the_rank_of_another_program(
     assert "run folder: runs/yolo\n" in result.stderr
     for name in ("metrics.csv", "environment.json", "tensorboard"):
         assert (tmp_path / "runs" / "yolo" / name).exists()
+
+
+def test_deleted_working_folder_is_named(tmp_path: Path) -> None:
+    script = 'rmdir "$PWD" && exec "$0" -m yolo_lightning fit'
+    result = subprocess.run(
+        ["sh", "-c", script, sys.executable],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.stderr == "error: the working folder has been deleted: change into a folder that exists\n"
+    assert result.returncode == 2

@@ -28,8 +28,10 @@ def main() -> None:
     from yolo_lightning.commands.user_errors import user_errors
     from yolo_lightning.options.command_names import SUBCOMMANDS, WITHOUT_TORCH
     from yolo_lightning.supervision.kill import remove_files_of_dead_processes
+    from yolo_lightning.utils.paths import require_working_folder
 
     with requeued(), user_errors():
+        require_working_folder()
         remove_files_of_dead_processes()
         spec = resolve(sys.argv[1:])
         if spec.command in SUBCOMMANDS:

@@ -6,6 +6,8 @@ from glob import escape
 from pathlib import Path
 from unicodedata import normalize
 
+from yolo_lightning.errors import UserError
+
 
 def literal_folders(pattern: str | os.PathLike[str]) -> str:
     """Return a glob pattern in which the leading folders that exist are taken literally, such as `shots [1]/*.jpg`."""
@@ -77,3 +79,11 @@ def plain_path(path: str | os.PathLike[str]) -> str:
     if os.pardir not in folder.split(os.sep) or _resolved(os.path.dirname(plain)) == _resolved(folder):
         return plain
     return os.path.join(_resolved(folder), name)
+
+
+def require_working_folder() -> None:
+    """Raise a UserError if the working folder has been deleted: then no library of torch can be loaded."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise UserError("the working folder has been deleted: change into a folder that exists") from error
