@@ -40,3 +40,13 @@ def test_name_of_a_metric_may_contain_any_separator_of_lines(tmp_path: Path) -> 
     metrics = read_metrics(tmp_path / "metrics.csv")
     assert metrics.unreadable == 0
     assert metrics.columns[name].tolist() == [0.5, 0.6]
+
+
+@pytest.mark.parametrize(("content", "rows", "unreadable"), [("", 0, 0), ("epoch,step,time_s\r0,1,1.0\r0,\r5\r", 1, 2)])
+def test_file_without_lines_or_with_carriage_returns_is_read(
+    content: str, rows: int, unreadable: int, tmp_path: Path
+) -> None:
+    (tmp_path / "metrics.csv").write_text(content, newline="")
+    metrics = read_metrics(tmp_path / "metrics.csv")
+    assert len(metrics.columns["step"]) == rows
+    assert metrics.unreadable == unreadable

@@ -4,6 +4,7 @@ import csv
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,8 @@ def read_metrics(path: Path) -> Metrics:
     """Return the curves of a file. Lines that cannot be parsed are counted and skipped."""
     rows: list[dict[str, float]] = []
     text = read_regular(path).decode(errors="replace").replace("\0", "")
-    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")  # names may contain other line separators
+    with StringIO(text, newline=None) as file:  # splits at line ends only: names may contain other separators
+        lines = file.readlines()
     table = csv.reader(line for line in lines if len(line) <= LONGEST_LINE)
     header = next(table, [])
     for cells in table:
