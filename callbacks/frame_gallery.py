@@ -17,7 +17,7 @@ from yolo_lightning.evaluation.drawing import encode, original_frame, prediction
 from yolo_lightning.evaluation.gallery import FrameScore, Gallery, GalleryFrame, frame_scores, shown_detections
 from yolo_lightning.utils.choices import checked_arguments
 from yolo_lightning.utils.files import write_bytes, write_json
-from yolo_lightning.utils.loop_position import is_last_epoch, is_validation_of_fit, steps_begun, stops_early
+from yolo_lightning.utils.loop_position import ends_after_batch, is_last_epoch, is_validation_of_fit, steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.run_files import EPOCHS, FRAMES
 
@@ -172,6 +172,5 @@ def _is_used(trainer: Trainer) -> bool:
 
     The last epoch is also the one that `trainer.max_steps` or `trainer.max_time` ends.
     """
-    ends = is_last_epoch(trainer) or stops_early(trainer) or trainer.global_step == trainer.max_steps
-    is_final = trainer.state.fn != "fit" or ends
+    is_final = trainer.state.fn != "fit" or is_last_epoch(trainer) or ends_after_batch(trainer)
     return trainer.is_global_zero and not trainer.sanity_checking and is_final

@@ -29,10 +29,10 @@ from yolo_lightning.evaluation.ultralytics_metrics import (
 from yolo_lightning.utils.choices import check_range, checked_arguments
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.loop_position import (
+    ends_after_batch,
     ends_within_epoch,
     is_last_epoch,
     steps_begun,
-    stops_early,
     validate_after_batch,
 )
 from yolo_lightning.utils.optional_file import OptionalFile
@@ -253,7 +253,7 @@ class FinalValidation(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Change the setting when another callback or `trainer.max_steps` ends the fit."""
-        if stops_early(trainer) or trainer.global_step == trainer.max_steps:
+        if ends_after_batch(trainer):
             self._validate_this_epoch(trainer)
 
     def _validate_this_epoch(self, trainer: Trainer) -> None:

@@ -164,12 +164,13 @@ def ends_within_epoch(trainer: Trainer) -> bool:
 
     Lightning counts such an epoch as trained; the batches of its rest would never be trained after a resume.
     """
-    return (stops_early(trainer) or trainer.global_step == trainer.max_steps) and not trainer.is_last_batch
+    return ends_after_batch(trainer) and not trainer.is_last_batch
 
 
-def stops_early(trainer: Trainer) -> bool:
-    """Whether a callback has asked for the end of the fit after the current batch."""
-    return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
+def ends_after_batch(trainer: Trainer) -> bool:
+    """Whether the fit ends after the current batch, because a callback has asked for it or by `trainer.max_steps`."""
+    stops_early = trainer.should_stop and trainer.fit_loop._can_stop_early
+    return bool(stops_early or trainer.global_step == trainer.max_steps)
 
 
 def has_deferred_stop(trainer: Trainer) -> bool:
