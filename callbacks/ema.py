@@ -111,10 +111,9 @@ class EMA(WeightAveraging):
         self.decay = decay
         self.tau = tau
         self._swapped = False
-        self._exact: list[
-            Tensor | None
-        ] = []  # values of the average during a validation, where the network has 16 bits
-        self._rounded: list[Tensor | None] = []  # the same values as the network began the validation with
+        # During a validation, for tensors that have fewer bits in the network than in the average, else None:
+        self._exact: list[Tensor | None] = []  # values of the average
+        self._rounded: list[Tensor | None] = []  # the same values in the network
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Copy the network; the copy counts as one update, so that the first update averages."""
@@ -152,9 +151,8 @@ class EMA(WeightAveraging):
         if self._average_model is None:
             return
         super().on_validation_epoch_end(trainer, pl_module)
-        for average, exact, rounded in zip(
-            _tensors(self._average_model.module), self._exact, self._rounded, strict=True
-        ):
+        averages = _tensors(self._average_model.module)
+        for average, exact, rounded in zip(averages, self._exact, self._rounded, strict=True):
             if exact is not None and rounded is not None:
                 average.data.copy_(torch.where(average == rounded, exact, average))
         self._exact = []

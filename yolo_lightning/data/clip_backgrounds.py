@@ -5,7 +5,6 @@ objects that move. Frame and background pass through all transforms together. Th
 background.
 """
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +22,7 @@ from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import PADDING
 from yolo_lightning.errors import UserError
+from yolo_lightning.utils.optional_file import attempts
 
 LEAST_FRAMES = 15  # of a longer clip, evenly spread; an object is absent if it covers a pixel in less than half of them
 REREAD_PAUSES_S = (1.0, 5.0, 10.0, 30.0, 60.0)
@@ -133,13 +133,11 @@ class ClipBackgrounds:
     def _of_clip(self, positions: Int64Array, missing: frozenset[str], shape: tuple[int, int]) -> Frame:
         used = [position for position in spread(positions.tolist()) if position not in self.quarantined]
         names = [name for name in map(self.index.file_name, used) if name not in missing]
-        frames, absences = self._read(names)
-        for pause_s in REREAD_PAUSES_S:
+        for _ in attempts(REREAD_PAUSES_S):
+            frames, absences = self._read(names)
             if 2 * len(absences) <= len(names):
                 break
-            time.sleep(pause_s)
-            frames, absences = self._read(names)
-        if 2 * len(absences) > len(names):  # the background would be kept for later runs
+        else:  # the background would be kept for later runs
             raise UserError(
                 f"data.input.background: {len(absences)} of {len(names)} frames of a clip cannot be read at the moment "
                 f"({absences[0]}): start the command again when they can be read, or leave them out with "

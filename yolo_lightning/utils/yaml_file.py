@@ -19,9 +19,9 @@ DEEPEST = 64
 TAB = re.compile(r" *\t")
 TAG_PREFIX = "tag:yaml.org,2002:"
 TEXT_TAG = f"{TAG_PREFIX}str"
-CONVERTED_TAGS = frozenset(f"{TAG_PREFIX}{name}" for name in ("bool", "float", "int"))
-"""Types that `PlainLoader` gives to texts without quotes."""
 NUMBER_TAGS = frozenset(f"{TAG_PREFIX}{name}" for name in ("float", "int"))
+CONVERTED_TAGS = NUMBER_TAGS | {f"{TAG_PREFIX}bool"}
+"""Types that `PlainLoader` gives to texts without quotes."""
 DATE_TAG = f"{TAG_PREFIX}timestamp"
 
 
