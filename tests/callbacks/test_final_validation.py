@@ -10,13 +10,15 @@ from yolo_lightning.callbacks import FinalValidation, LastCheckpoint
 
 
 class Validations(Callback):
-    """Records the epochs that were validated, and how often."""
+    """Records the epoch and the number of optimizer steps of each validation."""
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
+        self.steps: list[int] = []
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.epochs.append(trainer.current_epoch)
+        self.steps.append(trainer.global_step)
 
 
 @pytest.mark.parametrize(
@@ -72,16 +74,6 @@ def test_epoch_that_the_number_of_steps_ends_is_validated(tmp_path: Path) -> Non
     assert seen.epochs == [1]
 
 
-class LastSteps(Callback):
-    """Records the steps after which a validation has ended."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.steps.append(trainer.global_step)
-
-
 @pytest.mark.parametrize(
     ("options", "validated"),
     [
@@ -97,7 +89,7 @@ class LastSteps(Callback):
 def test_a_validation_follows_the_last_batch_whatever_the_interval(
     options: dict[str, Any], validated: list[int], tmp_path: Path
 ) -> None:
-    seen = LastSteps()
+    seen = Validations()
     fit(tmp_path, FinalValidation(), seen, **{"epochs": 2, "batches": 4} | options)
     assert seen.steps == validated
 
